@@ -1,0 +1,1 @@
+"""The engine: requests, slots, KV, batches, sampling, text. No redis, no sockets."""

@@ -1,0 +1,63 @@
+"""What is said between producers, broker and workers. Imports neither redis nor torch."""
+
+from protocol.errors import (
+    BrokerUnreachable,
+    ErrorCode,
+    JobConflict,
+    JobFailed,
+    JobNotFound,
+    MillstreamError,
+    ModelMismatch,
+    ModelUnavailable,
+    QueueFull,
+    RequestError,
+)
+from protocol.event import (
+    Event,
+    FinishReason,
+    TerminalEvent,
+    TerminalType,
+    TokenEvent,
+    decode_event,
+    encode_terminal,
+    encode_token,
+)
+from protocol.fingerprint import Fingerprint
+from protocol.job import PRIORITIES, Job, Message, Priority, describe_validation
+from protocol.result import TERMINAL_STATES, Choice, JobError, Result, State, TerminalState, Usage
+from protocol.sampling import SamplingParams
+
+__all__ = [
+    "PRIORITIES",
+    "TERMINAL_STATES",
+    "BrokerUnreachable",
+    "Choice",
+    "ErrorCode",
+    "Event",
+    "Fingerprint",
+    "FinishReason",
+    "Job",
+    "JobConflict",
+    "JobError",
+    "JobFailed",
+    "JobNotFound",
+    "Message",
+    "MillstreamError",
+    "ModelMismatch",
+    "ModelUnavailable",
+    "Priority",
+    "QueueFull",
+    "RequestError",
+    "Result",
+    "SamplingParams",
+    "State",
+    "TerminalEvent",
+    "TerminalState",
+    "TerminalType",
+    "TokenEvent",
+    "Usage",
+    "decode_event",
+    "describe_validation",
+    "encode_terminal",
+    "encode_token",
+]

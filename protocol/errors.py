@@ -1,0 +1,64 @@
+"""What can go wrong, in words a user can act on.
+
+Two families. A `RequestError` belongs to one job: it becomes the `error` of that job's result and never stops a
+worker. Every other `MillstreamError` belongs to the caller of a command or of the client library.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ErrorCode(StrEnum):
+    """Stable names for what went wrong with one job; they stand in results, events and error files."""
+
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    MODEL_NOT_FOUND = "model_not_found"
+    KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
+    INVALID_LOGITS = "invalid_logits"
+    ENGINE_ERROR = "engine_error"
+    CRASHED_WORKER = "crashed_worker"
+    LOST_PAYLOAD = "lost_payload"
+    QUEUE_FULL = "queue_full"
+
+
+class MillstreamError(Exception):
+    """Base of everything we raise on purpose. `str(error)` is one line fit for a user."""
+
+
+class RequestError(MillstreamError):
+    """One job cannot be answered; its neighbours go on."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class BrokerUnreachable(MillstreamError):
+    """No Redis behind the URL, or it stopped answering."""
+
+
+class QueueFull(MillstreamError):
+    """The queue's bound on entries or bytes is reached."""
+
+
+class JobConflict(MillstreamError):
+    """The id is taken by a job with another payload."""
+
+
+class JobNotFound(MillstreamError):
+    """No such job: never submitted, or its result has expired."""
+
+
+class JobFailed(MillstreamError):
+    """The job ended without a completion; `result` says how."""
+
+
+class ModelMismatch(MillstreamError):
+    """The queue serves another model than the one offered."""
+
+
+class ModelUnavailable(MillstreamError):
+    """The model cannot be loaded, or does not fit; the message says what is missing."""

@@ -1,0 +1,96 @@
+"""What is said while a job runs.
+
+A job's events are numbered from 1 without a gap (`seq`). The log holds them in order, the channel carries the same
+bytes live. The last one is terminal.
+
+    seq   1      2      3            4
+        token  token  token(finish) done
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+TerminalType = Literal["done", "error", "cancelled", "expired", "dead"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+class TokenEvent(BaseModel):
+    """New tokens of one choice. `text` may be empty: a character is sent once it is whole."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    type: Literal["token"] = "token"
+    id: str
+    seq: int
+    attempt: int
+    choice: int = 0
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+class TerminalEvent(BaseModel):
+    """The end of a job; nothing follows it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    type: TerminalType
+    id: str
+    seq: int
+    attempt: int
+    code: str | None = None
+    message: str | None = None
+
+
+Event = Annotated[TokenEvent | TerminalEvent, Field(discriminator="type")]
+_EVENT: TypeAdapter[TokenEvent | TerminalEvent] = TypeAdapter(Event)
+
+
+def decode_event(raw: bytes | str) -> TokenEvent | TerminalEvent:
+    """Read an event from the log or the channel.
+
+    Raises:
+        pydantic.ValidationError: it is no event.
+    """
+    return _EVENT.validate_json(raw)
+
+
+def encode_token(
+    job_id: str,
+    seq: int,
+    attempt: int,
+    choice: int,
+    text: str,
+    token_ids: Sequence[int],
+    finish_reason: str | None = None,
+    stop_reason: str | int | None = None,
+) -> bytes:
+    """A token event as bytes. The worker calls this for every running job at every step, so no model is built."""
+    event: dict[str, object] = {
+        "type": "token",
+        "id": job_id,
+        "seq": seq,
+        "attempt": attempt,
+        "choice": choice,
+        "text": text,
+        "token_ids": list(token_ids),
+    }
+    if finish_reason is not None:
+        event["finish_reason"] = finish_reason
+    if stop_reason is not None:
+        event["stop_reason"] = stop_reason
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def encode_terminal(
+    job_id: str, seq: int, attempt: int, kind: TerminalType, code: str | None = None, message: str | None = None
+) -> bytes:
+    """A terminal event as bytes."""
+    event = TerminalEvent(type=kind, id=job_id, seq=seq, attempt=attempt, code=code, message=message)
+    return event.model_dump_json(exclude_none=True).encode()
