@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from protocol import Fingerprint, FinishReason, Job, RequestError, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +130,53 @@ class Chunk:
     """Blocks of the sequence in order; they cover `start + len(token_ids)` tokens."""
     wants_logits: bool
     """Whether a token is drawn after the last of them (False inside a prompt)."""
+
+
+class Runner(Protocol):
+    """The model half: it computes chunks against KV it owns and knows nothing of requests.
+
+    The engine decides which blocks belong to whom; the runner only reads and writes where a block table points.
+    Blocks are numbered 0 .. num_kv_blocks - 1 and all of them may be handed out.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; ids at or above it are refused before they get here."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens a sequence may hold, prompt and output together."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block."""
+        ...
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks in the KV store."""
+        ...
+
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Compute the chunks of one step and write their KV.
+
+        Returns:
+            Logits `[chunks that want logits, vocab_size]`, floating point, in the order of the chunks.
+        """
+        ...
+
+
+class PromptEncoder(Protocol):
+    """Turns a job's prompt into token ids: `engine.prompts.Prompts`."""
+
+    def encode(self, job: Job) -> list[int]:
+        """Render the chat or take the text, and tokenize; token-id prompts come back as they are.
+
+        Safe on any thread.
+
+        Raises:
+            RequestError: the template refuses the messages, or the model has none.
+        """
+        ...
