@@ -31,15 +31,15 @@ class Request:
     priority: int = 1
     """0 before 1 before 2; within one priority, in order of arrival."""
     output_token_ids: tuple[int, ...] = ()
-    """Tokens an earlier attempt has logged: they are prefilled with the prompt, and the next one drawn follows them."""
+    """Tokens an earlier attempt has logged: prefilled with the prompt; the next one drawn follows them."""
 
 
 @dataclass(slots=True)
 class Delta:
     """What one step made for one choice of one request.
 
-    Joined over a request (and after an earlier attempt's logged text), `text` is the whole output and `token_ids` are
-    all sampled ids. A delta with `finish_reason` or `error` is the last of its choice.
+    Joined over a request (and after an earlier attempt's logged text), `text` is the whole output and `token_ids`
+    are all sampled ids. A delta with `finish_reason` or `error` is the last of its choice.
     """
 
     request_id: str
@@ -85,7 +85,7 @@ class EngineCore(Protocol):
         """Render and tokenize a job; safe on any thread.
 
         Raises:
-            RequestError: the job can never run here (empty, too long, ids outside the vocabulary, other model).
+            RequestError: the job can never run here (empty, too long, unknown ids, another model).
         """
         ...
 
@@ -135,8 +135,8 @@ class Chunk:
 class Runner(Protocol):
     """The model half: it computes chunks against KV it owns and knows nothing of requests.
 
-    The engine decides which blocks belong to whom; the runner only reads and writes where a block table points.
-    Blocks are numbered 0 .. num_kv_blocks - 1 and all of them may be handed out.
+    The engine decides which blocks belong to whom; the runner reads and writes only where a block table points.
+    Blocks are numbered 0 .. num_kv_blocks - 1; the engine hands out every one of them.
     """
 
     @property
