@@ -1,0 +1,282 @@
+"""The way to a Redis server: which URL, a client with explicit timeouts, and what to say when nobody answers.
+
+Standalone servers of Redis 7.0 or later, or Valkey, behind `redis://`, `rediss://` or `unix://`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+import redis.exceptions as redis_errors
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+
+from protocol.errors import BrokerUnreachable
+
+OLDEST_SERVER = (7, 0)
+CONNECT_TIMEOUT_S = 5.0
+SOCKET_TIMEOUT_S = 15.0
+"""A reply that takes longer counts as a lost connection: block on the server for less than this."""
+HEALTH_CHECK_S = 20.0
+"""A connection idle for longer is pinged before it is used: firewalls drop idle ones without a word."""
+RETRIES = 3
+"""Within one call; with the backoff about half a second in all. Every script may therefore run twice."""
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 2.0
+
+
+def resolve_url(flag: str | None, environ: Mapping[str, str]) -> str | None:
+    """The server to use: flag, else `REDIS_URL`, else `MILLSTREAM_REDIS_URL`. None: the embedded broker."""
+    return flag or environ.get("REDIS_URL") or environ.get("MILLSTREAM_REDIS_URL") or None
+
+
+def redact(url: str) -> str:
+    """The URL as it may be shown: without any password, also where it is no well-formed URL."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    if "@" in rest:
+        credentials, _, rest = rest.rpartition("@")
+        user, colon, _ = credentials.partition(":")
+        rest = f"{user}:***@{rest}" if colon else f"***@{rest}"
+    return scheme + mark + re.sub(r"(?i)([?&][a-z_]*password=)[^&#]*", r"\1***", rest)
+
+
+def connect(url: str) -> redis.Redis:
+    """A client, bytes in and out; it connects at its first call. See `wait_until_ready`.
+
+    Raises:
+        BrokerUnreachable: the URL is none.
+    """
+    _check_url(url)
+    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
+    try:
+        client = redis.Redis.from_url(url, retry=retry, **_OPTIONS)
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+    except (TypeError, ValueError) as error:
+        raise _bad_option(url, error) from None
+    return client
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """As `connect`, for asyncio.
+
+    Raises:
+        BrokerUnreachable: the URL is none.
+    """
+    _check_url(url)
+    retry = AsyncRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
+    try:
+        client = redis.asyncio.Redis.from_url(url, retry=retry, **_OPTIONS)
+        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+    except (TypeError, ValueError) as error:
+        raise _bad_option(url, error) from None
+    return client
+
+
+def wait_until_ready(url: str, patience_s: float = 0.0) -> None:
+    """Return once the server answers and is one we can use.
+
+    Args:
+        url: where it is.
+        patience_s: for how long a fault that may pass (refused, loading, timeout) is waited out, in seconds.
+            A wrong password or URL is never tried twice.
+
+    Raises:
+        BrokerUnreachable: one line: which URL, what happened, what to do.
+    """
+    waits = _Waits(url, patience_s)
+    with connect(url) as client:
+        client.set_retry(Retry(NoBackoff(), 0))
+        while True:
+            try:
+                client.ping()
+                _check_server(url, _server_info(client.info("server")))
+                return
+            except redis_errors.NoPermissionError:
+                return  # it answers, and this user may not look at INFO
+            except (redis.RedisError, OSError) as error:
+                time.sleep(waits.next(error))
+
+
+async def wait_until_ready_async(url: str, patience_s: float = 0.0) -> None:
+    """As `wait_until_ready`, for asyncio."""
+    waits = _Waits(url, patience_s)
+    async with connect_async(url) as client:
+        client.set_retry(AsyncRetry(NoBackoff(), 0))
+        while True:
+            try:
+                await client.ping()
+                _check_server(url, _server_info(await client.info("server")))
+                return
+            except redis_errors.NoPermissionError:
+                return  # it answers, and this user may not look at INFO
+            except (redis.RedisError, OSError) as error:
+                await asyncio.sleep(waits.next(error))
+
+
+def unreachable(url: str, error: Exception) -> BrokerUnreachable:
+    """One line for an error of redis-py: which URL, what happened, what to do."""
+    fault = _diagnose(error)
+    return BrokerUnreachable(f"Cannot use the Redis at {redact(url)}: {fault.what}. {fault.do}")
+
+
+_OPTIONS: dict[str, Any] = {
+    "socket_timeout": SOCKET_TIMEOUT_S,
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "health_check_interval": HEALTH_CHECK_S,
+    "decode_responses": False,
+}
+
+
+class _Waits:
+    """How long to wait before each next try, until patience ends."""
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        self._url = url
+        self._deadline = time.monotonic() + patience_s
+        self._wait_s = _FIRST_WAIT_S
+
+    def next(self, error: Exception) -> float:
+        """Seconds to wait after `error`.
+
+        Raises:
+            BrokerUnreachable: it will not pass, or patience has ended.
+        """
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0 or not _diagnose(error).may_pass:
+            raise unreachable(self._url, error) from None
+        wait_s, self._wait_s = min(self._wait_s, left_s), min(self._wait_s * 2, _LONGEST_WAIT_S)
+        return wait_s
+
+
+@dataclass(frozen=True)
+class _Fault:
+    what: str
+    do: str
+    may_pass: bool = False
+
+
+def _diagnose(error: Exception) -> _Fault:
+    """What redis-py's error means for the person who gave the URL."""
+    match error:
+        case redis.AuthenticationError() | redis_errors.AuthenticationWrongNumberOfArgsError():
+            return _Fault(
+                f"it refused the user name or password ({error})",
+                "Put the right ones into the URL: redis://USER:PASSWORD@HOST:PORT/DB.",
+            )
+        case redis_errors.NoPermissionError() | redis_errors.AuthorizationError():
+            return _Fault(
+                f"this user may not do that ({error})", "Give the user the rights, or use another one."
+            )
+        case redis.BusyLoadingError():
+            return _Fault("it is still loading its data", "Try again in a moment.", may_pass=True)
+        case redis.TimeoutError() | TimeoutError():
+            return _Fault(
+                "it did not answer in time", "Check the host, the port and any firewall.", may_pass=True
+            )
+        case redis.InvalidResponse():
+            return _Fault("what answers there is no Redis server", "Check the host and the port.")
+        case redis.ConnectionError() | OSError():
+            return _diagnose_network(error)
+    return _Fault(f"it said: {error}", "Check the URL and the server's configuration.")
+
+
+def _diagnose_network(error: Exception) -> _Fault:
+    match _os_error(error):
+        case socket.gaierror() as cause:
+            may_pass = cause.errno == socket.EAI_AGAIN
+            return _Fault("its host name does not resolve", "Check the host in the URL.", may_pass)
+        case ConnectionRefusedError() | FileNotFoundError():
+            return _Fault("nobody listens there", "Start the server, or correct the URL.", may_pass=True)
+        case PermissionError():
+            return _Fault("permission denied", "Ask for access to the socket.")
+        case ssl.SSLError() as cause:
+            return _Fault(
+                f"TLS failed ({cause.reason or cause})", "Check certificates, and redis:// or rediss://."
+            )
+        case TimeoutError():
+            return _Fault(
+                "it did not answer in time", "Check the host, the port and any firewall.", may_pass=True
+            )
+    return _Fault(
+        f"the connection failed ({error})".replace("\n", " "), "Check that the server runs.", may_pass=True
+    )
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The operating system's error under redis-py's own."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError):
+            return below
+        below = below.__cause__ or below.__context__
+    return None
+
+
+def _server_info(reply: Any) -> dict[str, Any]:
+    """The server section of INFO; redis-py's annotation leaves its type open."""
+    assert isinstance(reply, dict)
+    return reply
+
+
+def _check_server(url: str, info: dict[str, Any]) -> None:
+    """Refuse servers that lack commands we use, and set-ups that spread one queue's keys."""
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_SERVER:
+        oldest = ".".join(map(str, OLDEST_SERVER))
+        raise BrokerUnreachable(
+            f"The Redis at {redact(url)} is version {version or 'unknown'}; "
+            f"Millstream needs Redis {oldest} or later, or Valkey. Upgrade it, or use another server."
+        )
+    mode = info.get("redis_mode", "standalone")
+    if mode != "standalone":
+        raise BrokerUnreachable(
+            f"The Redis at {redact(url)} runs in {mode} mode; Millstream needs a standalone server. "
+            "Use another URL."
+        )
+
+
+def _check_url(url: str) -> None:
+    """Refuse what redis-py would read differently from what its writer meant."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise _bad_url(url, "its host or port cannot be read") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise _bad_url(url, "it must begin with redis://, rediss:// or unix://")
+    if parts.fragment:
+        raise _bad_url(url, "it holds a '#'; write it as %23 inside a password")
+    if parts.scheme == "unix":
+        if not parts.path.strip("/"):
+            raise _bad_url(url, "it names no socket")
+    elif not re.fullmatch(r"/?\d*", parts.path):
+        raise _bad_url(url, "what follows the last '/' must be the number of a database")
+    if "decode_responses" in parts.query:
+        raise _bad_url(url, "decode_responses is not yours to set")
+
+
+def _bad_option(url: str, error: Exception) -> BrokerUnreachable:
+    """redis-py takes what follows the '?' as arguments of its connection, and fails as Python does."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return _bad_url(url, f"there is no option '{unknown[1]}'" if unknown else str(error).rstrip("."))
+
+
+def _bad_url(url: str, why: str) -> BrokerUnreachable:
+    return BrokerUnreachable(
+        f"Cannot use the Redis URL {redact(url)}: {why}. Example: redis://localhost:6379/0"
+    )
