@@ -1,0 +1,249 @@
+"""Every change of a job's state, as a typed call. The scripts' contracts stand in `lua/`, one file each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from broker.keys import Keys
+from broker.script import Arg, Call, load
+from protocol import Fingerprint, Job, Result, State, TerminalState
+
+DEFAULT_MAX_ENTRIES = 100_000
+"""Jobs a queue holds (waiting and running) unless its meta says otherwise."""
+DEFAULT_MAX_BYTES = 1 << 30
+"""Payload bytes a queue holds unless its meta says otherwise."""
+ALIVE_MS = 15_000
+"""A worker whose last heartbeat is older counts as gone."""
+FORGET_WORKER_MS = 10 * 60_000
+"""After this long without a heartbeat a worker's entry is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What `submit` answered."""
+
+    outcome: Literal["queued", "same", "conflict", "full"]
+    state: State | None = None
+    entries: int = 0
+    bytes: int = 0
+    max_entries: int = 0
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A job granted to a worker. `attempt` is the fencing token of everything the worker says about it."""
+
+    id: str
+    attempt: int
+    crashes: int
+    logged: int
+    """Events earlier attempts have logged; the next event is `logged + 1`."""
+    started_ms: int
+    """First lease of any attempt, server clock."""
+    leased_ms: int
+    """This lease, server clock: what the worker reckons the end from."""
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What `publish` answered; `logged` is the length of the log."""
+
+    outcome: Literal["ok", "cancel", "lost", "gap"]
+    logged: int
+
+
+Renewed = Literal["held", "cancel", "lost"]
+Finished = Literal["ok", "lost", "gap"]
+Cancelled = Literal["cancelled", "cancelling", "ended", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Where a job stands. `state` None: no such job, or its result has expired."""
+
+    state: State | None
+    result: Result | None
+    attempt: int
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBeat:
+    """A worker's last heartbeat."""
+
+    worker: str
+    age_ms: int
+    info: dict[str, Any]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was heard of recently."""
+        return self.age_ms <= ALIVE_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The queue at a glance."""
+
+    fingerprint: Fingerprint | None
+    waiting: int
+    running: int
+    bytes: int
+    dead: int
+    paused: bool
+    workers: tuple[WorkerBeat, ...]
+
+
+def _text(raw: bytes | str) -> str:
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def submit(keys: Keys, job: Job) -> Call[Submitted]:
+    """Store and queue a job."""
+    payload = job.encode()
+    ttl_ms = int((job.result_ttl_s or 0) * 1000)
+
+    def read(reply: list[Any]) -> Submitted:
+        outcome: Any = _text(reply[0])
+        if outcome == "full":
+            return Submitted(outcome, None, *(int(number) for number in reply[1:]))
+        state: Any = _text(reply[1]) if len(reply) > 1 else "queued"
+        return Submitted(outcome, state)
+
+    args: tuple[Arg, ...] = (
+        keys.base,
+        job.id,
+        payload,
+        Job.digest(payload),
+        job.priority,
+        job.tenant,
+        job.run or "",
+        ttl_ms,
+        DEFAULT_MAX_ENTRIES,
+        DEFAULT_MAX_BYTES,
+    )
+    return Call(load("submit"), keys.meta, args, read)
+
+
+def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Call[list[Lease]]:
+    """Lease up to `count` jobs. `number` is the worker's own count of its lease requests, from 1."""
+
+    def read(reply: list[Any]) -> list[Lease]:
+        return [
+            Lease(_text(id_), attempt, crashes, logged, started, now, payload)
+            for id_, attempt, crashes, logged, started, now, payload in reply
+        ]
+
+    return Call(load("lease"), keys.meta, (keys.base, worker, number, count, lease_ms), read)
+
+
+def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:
+    """Renew leases, given as (id, attempt); one answer for each, in order."""
+    pairs = [part for pair in held for part in pair]
+
+    def read(reply: list[Any]) -> list[Renewed]:
+        answers: list[Any] = [_text(answer) for answer in reply]
+        return answers
+
+    return Call(load("renew"), keys.meta, (keys.base, worker, lease_ms, *pairs), read)
+
+
+def publish(
+    keys: Keys, job_id: str, attempt: int, first_seq: int, events: Sequence[bytes]
+) -> Call[Published]:
+    """Log and publish events numbered from `first_seq` on."""
+
+    def read(reply: list[Any]) -> Published:
+        outcome: Any = _text(reply[0])
+        return Published(outcome, int(reply[1]))
+
+    return Call(load("publish"), keys.meta, (keys.base, job_id, attempt, first_seq, *events), read)
+
+
+def finish(
+    keys: Keys,
+    job_id: str,
+    attempt: int,
+    state: TerminalState,
+    result: bytes,
+    first_seq: int,
+    events: Sequence[bytes],
+    dead_reason: str = "",
+) -> Call[Finished]:
+    """End a job: its last events, the terminal one included, its result, and everything that goes with the end."""
+    args: tuple[Arg, ...] = (keys.base, job_id, attempt, state, result, dead_reason, first_seq, *events)
+
+    def read(reply: Any) -> Finished:
+        answer: Finished = reply.decode()
+        return answer
+
+    return Call(load("finish"), keys.meta, args, read)
+
+
+def release(keys: Keys, worker: str, held: Sequence[tuple[str, int, bool]]) -> Call[int]:
+    """Hand leases back, given as (id, attempt, crashed); the number handed back."""
+    triples = [part for id_, attempt, crashed in held for part in (id_, attempt, int(crashed))]
+    return Call(load("release"), keys.meta, (keys.base, worker, *triples), int)
+
+
+def cancel(keys: Keys, job_id: str) -> Call[tuple[Cancelled, State | None]]:
+    """Cancel a job; for one that has ended, how it ended."""
+
+    def read(reply: list[Any]) -> tuple[Cancelled, State | None]:
+        answer: Any = _text(reply[0])
+        state: Any = _text(reply[1]) if len(reply) > 1 else None
+        return answer, state
+
+    return Call(load("cancel"), keys.meta, (keys.base, job_id), read)
+
+
+def look(keys: Keys, job_id: str) -> Call[Look]:
+    """Where a job stands, and its result once it has one."""
+
+    def read(reply: list[Any]) -> Look:
+        state: Any = _text(reply[0]) if reply[0] is not None else None
+        result = Result.decode(reply[1]) if reply[1] is not None else None
+        return Look(state, result, int(reply[2]), _text(reply[3]))
+
+    return Call(load("look"), keys.meta, (keys.base, job_id), read)
+
+
+def register(keys: Keys, worker: str, fingerprint: Fingerprint) -> Call[Fingerprint | None]:
+    """Bind the queue to the worker's model. None: agreed; else the model the queue serves."""
+
+    def read(reply: list[Any]) -> Fingerprint | None:
+        return None if _text(reply[0]) == "ok" else Fingerprint.model_validate_json(reply[1])
+
+    return Call(load("register"), keys.meta, (keys.base, worker, fingerprint.encode(), ALIVE_MS), read)
+
+
+def heartbeat(keys: Keys, worker: str, info: dict[str, Any]) -> Call[str]:
+    """Say that a worker lives, and how it does."""
+    args: tuple[Arg, ...] = (keys.base, worker, json.dumps(info, separators=(",", ":")), FORGET_WORKER_MS)
+    return Call(load("heartbeat"), keys.meta, args, _text)
+
+
+def status(keys: Keys) -> Call[Status]:
+    """The queue at a glance."""
+
+    def read(reply: list[Any]) -> Status:
+        now, bound, entries, size, running, dead, paused, beats = reply
+        workers = []
+        for worker, beat in zip(beats[::2], beats[1::2], strict=True):
+            at, _, info = _text(beat).partition(" ")
+            workers.append(WorkerBeat(_text(worker), int(now) - int(at), json.loads(info)))
+        fingerprint = Fingerprint.model_validate_json(bound) if bound is not None else None
+        return Status(fingerprint, entries - running, running, size, dead, paused == 1, tuple(workers))
+
+    return Call(load("status"), keys.meta, (keys.base,), read)
+
+
+def forget(keys: Keys, run: str, ended: Sequence[tuple[str, str]]) -> Call[int]:
+    """Delete ended jobs of a bulk run, given as (id, entry of the run's stream)."""
+    pairs = [part for pair in ended for part in pair]
+    return Call(load("forget"), keys.meta, (keys.base, run, *pairs), int)

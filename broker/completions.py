@@ -1,0 +1,77 @@
+"""The completions of one bulk run, read as they are announced.
+
+done:<run>   {id, state} {id, state} ...     read from the last entry seen
+result:<id>                                  fetched beside it
+forget                                       once the rows are durable elsewhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker import calls
+from broker.queue import Queue
+from protocol import Result
+
+READ_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One ended job. `result` None: it had expired before it was read."""
+
+    entry: str
+    id: str
+    result: Result | None
+
+
+class Completions:
+    """Reads one run's completions; it owns the position in the run's stream."""
+
+    def __init__(self, queue: Queue, run: str) -> None:
+        self._queue = queue
+        self._run = run
+        self._after = "0"
+
+    def read(self, block_s: float) -> list[Completion]:
+        """The next completions, waiting at most `block_s` seconds for the first; empty if none came.
+
+        Raises:
+            redis.RedisError: the server could not be reached.
+        """
+        stream = self._queue.keys.done(self._run)
+        block_ms = max(1, int(block_s * 1000))
+        reply: Any = self._queue.client.xread({stream: self._after}, count=READ_AT_ONCE, block=block_ms)
+        entries = _entries(reply)
+        if not entries:
+            return []
+        self._after = entries[-1][0].decode()
+        ids = [fields[b"id"].decode() for _, fields in entries]
+        raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for job_id in ids])
+        return [
+            Completion(entry.decode(), job_id, Result.decode(raw) if raw is not None else None)
+            for (entry, _), job_id, raw in zip(entries, ids, raws, strict=True)
+        ]
+
+    def forget(self, completions: Sequence[Completion]) -> None:
+        """Delete ended jobs whose rows are durable."""
+        if completions:
+            ended = [(completion.id, completion.entry) for completion in completions]
+            self._queue.run(calls.forget(self._queue.keys, self._run, ended))
+
+    def end(self) -> None:
+        """Delete the run's stream: nothing more will be announced on it."""
+        self._queue.client.delete(self._queue.keys.done(self._run))
+
+
+def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    # RESP3 answers a dict {stream: [entries]} (entries in a list of their own), RESP2 a list of pairs.
+    if not reply:
+        return []
+    if isinstance(reply, dict):
+        (batches,) = reply.values()
+        return [entry for batch in batches for entry in batch]
+    entries: list[tuple[bytes, dict[bytes, bytes]]] = reply[0][1]
+    return entries

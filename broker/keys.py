@@ -1,0 +1,77 @@
+"""Every key and channel name, in one place.
+
+One queue lives on one shard: all its keys share the hash tag `{queue}`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = "workers"
+"""The consumer group of every job stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of one queue."""
+
+    queue: str = "default"
+    prefix: str = "ms"
+
+    @property
+    def base(self) -> str:
+        """What every key of the queue starts with."""
+        return f"{self.prefix}:{{{self.queue}}}:"
+
+    @property
+    def meta(self) -> str:
+        """Hash: fingerprint, bounds, counts of entries and bytes, pick counter, virtual times."""
+        return f"{self.base}meta"
+
+    @property
+    def workers(self) -> str:
+        """Hash: a heartbeat a worker."""
+        return f"{self.base}workers"
+
+    @property
+    def leases(self) -> str:
+        """Sorted set: job id by the server time (ms) at which its lease lapses."""
+        return f"{self.base}leases"
+
+    @property
+    def control(self) -> str:
+        """Channel: `wake` and `cancel:<id>`; hints only."""
+        return f"{self.base}control"
+
+    @property
+    def dead(self) -> str:
+        """Stream: dead letters."""
+        return f"{self.base}dead"
+
+    def jobs(self, priority: str, tenant: str) -> str:
+        """Stream: entries of one priority and tenant."""
+        return f"{self.base}jobs:{priority}:{tenant}"
+
+    def tenants(self, priority: str) -> str:
+        """Sorted set: tenants with undelivered work by virtual time."""
+        return f"{self.base}tenants:{priority}"
+
+    def job(self, job_id: str) -> str:
+        """Hash: payload, state, attempt, crashes, worker, times."""
+        return f"{self.base}job:{job_id}"
+
+    def log(self, job_id: str) -> str:
+        """List: the events of a job; index = seq - 1."""
+        return f"{self.base}log:{job_id}"
+
+    def tokens(self, job_id: str) -> str:
+        """Channel: the same events, live."""
+        return f"{self.base}tokens:{job_id}"
+
+    def result(self, job_id: str) -> str:
+        """String: the `Result`, as JSON."""
+        return f"{self.base}result:{job_id}"
+
+    def done(self, run: str) -> str:
+        """Stream: completions of one bulk run."""
+        return f"{self.base}done:{run}"

@@ -1,0 +1,17 @@
+-- Bind the queue to a model, or check that a worker's model is the queue's.
+-- ARGV: base, worker, fingerprint, how recent a heartbeat counts as alive (ms)
+-- Reply: {'ok'} | {'mismatch', fingerprint of the queue}
+-- A queue without jobs and without living workers takes any model: nothing could be mixed.
+local now = server_ms()
+local bound = redis.call('HGET', meta, 'fingerprint')
+if bound and bound ~= ARGV[3] then
+  local busy = tonumber(redis.call('HGET', meta, 'entries') or 0) > 0
+  local beats = redis.call('HGETALL', base .. 'workers')
+  for i = 1, #beats, 2 do
+    local at = tonumber(string.match(beats[i + 1], '^%d+'))
+    if beats[i] ~= ARGV[2] and at > now - tonumber(ARGV[4]) then busy = true end
+  end
+  if busy then return {'mismatch', bound} end
+end
+redis.call('HSET', meta, 'fingerprint', ARGV[3])
+return {'ok'}

@@ -1,0 +1,24 @@
+-- Hand leases back, so that others can take the jobs at once.
+-- ARGV: base, worker, then id, attempt, crashed (0 | 1: its process died while it ran the job) for each
+-- Reply: how many were handed back
+-- Again: a job handed back is no longer 'running' under that attempt, so the second call changes nothing.
+local worker = ARGV[2]
+local now = server_ms()
+local released = 0
+for i = 3, #ARGV, 3 do
+  local id = ARGV[i]
+  local job = job_key(id)
+  local f = redis.call('HMGET', job, 'state', 'attempt', 'worker', 'cancel')
+  if f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker then
+    redis.call('HINCRBY', job, 'crashes', ARGV[i + 2])
+    if f[4] then
+      end_unowned(id, 'cancelled', 'cancelled', 'cancelled', 'cancelled while it was handed over', now)
+    else
+      redis.call('HSET', job, 'state', 'queued', 'worker', '')
+      redis.call('ZADD', leases, 0, id)
+    end
+    released = released + 1
+  end
+end
+if released > 0 then redis.call('PUBLISH', base .. 'control', 'wake') end
+return released

@@ -1,0 +1,53 @@
+"""Lua scripts as typed calls: what goes in, what comes back, and how to run one or many.
+
+A `Call` is a script with its arguments and the function that reads its reply. Nothing here talks to a server;
+`queue.Queue` and `queue.AsyncQueue` do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Arg = str | bytes | int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's source and the SHA-1 under which the server caches it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def load(name: str) -> Script:
+    """The script `lua/<name>.lua`, with the shared part in front."""
+    lua = resources.files("broker") / "lua"
+    source = (lua / "common.lua").read_text() + (lua / f"{name}.lua").read_text()
+    return Script(name, source, hashlib.sha1(source.encode()).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One run of a script. It may run twice with the same outcome: every script is written so."""
+
+    script: Script
+    key: str
+    """The declared key, which places the script on the queue's shard."""
+    args: tuple[Arg, ...]
+    read: Callable[[Any], T]
+
+    def by_sha(self) -> tuple[Arg, ...]:
+        """The command that runs the cached script."""
+        return ("EVALSHA", self.script.sha, 1, self.key, *self.args)
+
+    def by_source(self) -> tuple[Arg, ...]:
+        """The command that runs the script and caches it."""
+        return ("EVAL", self.script.source, 1, self.key, *self.args)
