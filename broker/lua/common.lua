@@ -1,7 +1,8 @@
 -- Put in front of every script. All keys of a queue share one hash tag, so they are built from its base here;
 -- each script declares KEYS[1] = <base>meta, which places it on the queue's shard.
 --
---   <base>meta             hash    fingerprint, entries, bytes, max_entries, max_bytes, picks, vt:<priority>
+--   <base>meta             hash    fingerprint, entries, bytes, max_entries, max_bytes, picks, vt:<priority>,
+--                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up)
 --   <base>job:<id>         hash    payload digest state attempt crashes worker priority tenant run ttl entry bytes
 --                                  submitted started finished (ms, server clock) cancel
 --   <base>jobs:<p>:<t>     stream  {id}; consumer group "workers"; deleted when empty

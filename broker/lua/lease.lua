@@ -117,6 +117,7 @@ if redis.call('HGET', meta, 'paused') ~= '1' then
   while #granted < count and pick(picks) do picks = picks + 1 end
   if picks > from then redis.call('HSET', meta, 'picks', picks) end
 end
+if #granted < count then redis.call('HSET', meta, 'hungry', 1) end
 
 local grants = {}
 for i, g in ipairs(granted) do grants[i] = {g[1], g[2]} end
