@@ -1,0 +1,197 @@
+"""The model process: holds the engine, speaks only to its parent, and ends when the parent's pipe closes.
+
+    reader thread   parent's frames -> decode, render, tokenize -> inbox
+    main thread     inbox -> engine.add / abort -> engine.step -> one frame to the parent
+
+Run as `python -m worker.child READ_FD WRITE_FD`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import pydantic
+
+from engine.dry_run import is_dry_run, open_dry_run
+from engine.interface import Delta, EngineCore, Request
+from protocol import ErrorCode, Job, ModelUnavailable, RequestError, describe_validation
+from worker.frames import (
+    Begun,
+    Drop,
+    Failed,
+    Load,
+    Piece,
+    Ready,
+    Run,
+    Step,
+    decode_to_model,
+    encode,
+    encode_step,
+)
+
+log = logging.getLogger("millstream.model")
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A job ready to be added."""
+
+    request: Request
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A job that cannot run here."""
+
+    key: str
+    error: RequestError
+
+
+Inbox = queue.SimpleQueue[Accepted | Refused | Drop]
+
+
+def open_engine(load: Load) -> EngineCore:
+    """The engine for a model string.
+
+    Raises:
+        ModelUnavailable: no such model, it does not fit, or the worker extra is not installed.
+    """
+    if is_dry_run(load.model):
+        return open_dry_run(load.model)
+    try:
+        from engine.loading import load_engine
+    except ModuleNotFoundError as error:
+        raise ModelUnavailable(
+            f"model {load.model}: {error.name} is not installed; install millstream[worker]"
+        ) from None
+    return load_engine(load.model, **load.options)
+
+
+def prepare(engine: EngineCore, run: Run) -> Accepted | Refused:
+    """Decode, render and tokenize one job; in the engine it goes by the pipe's key."""
+    try:
+        job = Job.decode(run.payload)
+        request = engine.prepare(job)
+    except pydantic.ValidationError as error:
+        return Refused(run.key, RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)))
+    except RequestError as error:
+        return Refused(run.key, error)
+    request = replace(request, id=run.key, output_token_ids=tuple(run.output_token_ids))
+    return Accepted(request, job.stream)
+
+
+def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> None:
+    """The reader thread. End of file means that the parent is gone: the process ends, whatever it computes.
+
+    It reads from the start, while the model still loads, so that this holds then too.
+    """
+    for line in source:
+        frame = decode_to_model(line)
+        if isinstance(frame, Run):
+            inbox.put(prepare(loading.result(), frame))
+        elif isinstance(frame, Drop):
+            inbox.put(frame)
+    os._exit(0)
+
+
+def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
+    """The engine's loop: take what came in, say so, step, tell. Never returns.
+
+    Acceptances are told before the step: a job that kills the process in its first step must be known to have run.
+    """
+    while True:
+        begun, refused = take_in(engine, inbox, wait=not engine.has_work())
+        if begun or refused:
+            tell(engine, sink, begun, refused)
+        if engine.has_work():
+            tell(engine, sink, [], [to_piece(delta) for delta in engine.step()])
+
+
+def tell(engine: EngineCore, sink: BinaryIO, begun: list[Begun], pieces: list[Piece]) -> None:
+    """One frame to the parent; every step has one, so that a parent that hears none knows of a hang."""
+    stats = engine.stats()
+    sink.write(encode_step(Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens)))
+    sink.flush()
+
+
+def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], list[Piece]]:
+    """Apply everything in the inbox, waiting for a first item if there is nothing else to do."""
+    begun: list[Begun] = []
+    refused: list[Piece] = []
+    while wait or not inbox.empty():
+        item = inbox.get()
+        wait = False
+        if isinstance(item, Drop):
+            engine.abort(item.key)
+        elif isinstance(item, Refused):
+            refused.append(error_piece(item.key, item.error))
+        else:
+            request = item.request
+            try:
+                engine.add(request)
+            except RequestError as error:
+                refused.append(error_piece(request.id, error))
+            else:
+                begun.append(Begun(request.id, len(request.prompt_token_ids), request.seed, item.stream))
+    return begun, refused
+
+
+def error_piece(key: str, error: RequestError) -> Piece:
+    """The end of a job that failed."""
+    return Piece(key, error_code=error.code, error_message=error.message)
+
+
+def to_piece(delta: Delta) -> Piece:
+    """A delta as it travels."""
+    if delta.error is not None:
+        return error_piece(delta.request_id, delta.error)
+    return Piece(
+        delta.request_id,
+        delta.choice,
+        delta.token_ids,
+        delta.text,
+        delta.finish_reason,
+        delta.stop_reason,
+    )
+
+
+def main() -> None:
+    """Load the model named in the first frame, then run until the parent is gone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    source = os.fdopen(int(sys.argv[1]), "rb")
+    sink = os.fdopen(int(sys.argv[2]), "wb")
+    first = source.readline()
+    if not first:
+        return
+    load = decode_to_model(first)
+    if not isinstance(load, Load):
+        raise TypeError(f"the first frame must be Load, not {type(load).__name__}")
+    inbox: Inbox = queue.SimpleQueue()
+    loading: Future[EngineCore] = Future()
+    threading.Thread(target=read_frames, args=(source, loading, inbox), daemon=True).start()
+    started = time.monotonic()
+    try:
+        engine = open_engine(load)
+    except ModelUnavailable as error:
+        sink.write(encode(Failed(str(error))))
+        sink.close()
+        os._exit(0)
+    loading.set_result(engine)
+    sink.write(
+        encode(Ready(engine.fingerprint.model_dump(), engine.max_num_seqs, time.monotonic() - started))
+    )
+    sink.flush()
+    run(engine, inbox, sink)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""The parent's side of the model process: start it, talk to it, notice its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+from protocol import Fingerprint, ModelUnavailable
+from worker.frames import MAX_FRAME, Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
+
+
+class ModelCrashed(Exception):
+    """The model process ended, or was ended because it hung."""
+
+
+class ModelProcess:
+    """One run of the model process.
+
+    parent                      model process
+    to_model  ---- pipe ---->   reader thread
+    from_model <--- pipe ----   main thread, once a step
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self.fingerprint = Fingerprint(name="")
+        self.slots = 0
+
+    @classmethod
+    async def start(cls, model: str, options: dict[str, Any]) -> ModelProcess:
+        """Start the process and load the model; loading may take as long as it takes.
+
+        Raises:
+            ModelUnavailable: the model cannot be loaded, and never will be.
+            ModelCrashed: the process ended while it loaded.
+        """
+        child_read, parent_write = os.pipe()
+        parent_read, child_write = os.pipe()
+        # A session of its own: Ctrl-C at the terminal reaches the parent alone, which decides what to do.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "worker.child", str(child_read), str(child_write)],
+            pass_fds=(child_read, child_write),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),
+            start_new_session=True,
+        )
+        os.close(child_read)
+        os.close(child_write)
+        model_process = cls(process, await _reader(parent_read), await _writer(parent_write))
+        try:
+            await model_process._load(model, options)
+        except BaseException:
+            await model_process.stop()
+            raise
+        return model_process
+
+    async def _load(self, model: str, options: dict[str, Any]) -> None:
+        self.send(Load(model, options))
+        frame = await self._next()
+        if isinstance(frame, Failed):
+            raise ModelUnavailable(frame.message)
+        if not isinstance(frame, Ready):
+            raise TypeError(f"the model process began with {type(frame).__name__}")
+        self.fingerprint = Fingerprint.model_validate(frame.fingerprint)
+        self.slots = frame.slots
+        self.load_seconds = frame.load_seconds
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, frame: ToModel) -> None:
+        """Queue a frame; what a dead process does not read is noticed by `step`."""
+        self._writer.write(encode(frame))
+
+    async def step(self, timeout_s: float | None) -> Step:
+        """The next step's news.
+
+        Raises:
+            ModelCrashed: the process ended, or said nothing for `timeout_s` seconds and was killed.
+        """
+        try:
+            frame = await asyncio.wait_for(self._next(), timeout_s)
+        except TimeoutError:
+            self._process.kill()
+            raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed") from None
+        if not isinstance(frame, Step):
+            raise TypeError(f"the model process said {type(frame).__name__} while it ran")
+        return frame
+
+    async def _next(self) -> FromModel:
+        line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            code = await asyncio.to_thread(self._process.wait)
+            raise ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        return decode_from_model(line)
+
+    async def stop(self) -> None:
+        """End the process: closing its pipe is enough, a process that hangs is killed."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._process.wait, 5), 6)
+        except (subprocess.TimeoutExpired, TimeoutError):
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+async def _reader(fd: int) -> asyncio.StreamReader:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_FRAME)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
+    return reader
+
+
+async def _writer(fd: int) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(fd, "wb"))
+    return asyncio.StreamWriter(transport, protocol, None, loop)

@@ -1,0 +1,275 @@
+"""The worker's parent: joins the queue and the model process.
+
+lease loop    room in the engine -> leases -> model process
+pump          steps of the model process -> events and ends -> Redis, one pipeline a step
+renew loop    leases kept alive, three times in their length
+beat loop     a sign of life, with numbers
+listener      wake-ups and cancels, hints only
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.exceptions
+
+from broker import calls
+from broker.calls import Lease
+from broker.queue import AsyncQueue
+from protocol import ModelMismatch
+from worker.frames import Step, ToModel
+from worker.ledger import Ledger
+from worker.link import Link
+from worker.model_process import ModelCrashed, ModelProcess
+from worker.rate import Rate
+
+log = logging.getLogger("millstream.worker")
+
+LOOK_AGAIN_S = 2.0
+"""An idle worker looks for work this often, should a wake-up be lost; lapsed leases are noticed this late."""
+BEAT_S = 5.0
+LOADS_IN_A_ROW = 3
+"""Model processes that may die while they load before the worker gives up."""
+LEAVE_S = 10.0
+"""How long a worker that stops waits for a Redis that is away before it leaves its leases to lapse."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker is told when it starts."""
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    lease_s: float = 30.0
+    grace_s: float = 30.0
+    step_timeout_s: float = 600.0
+    burst: bool = False
+    """Stop once the queue is empty."""
+
+
+class Worker:
+    """One worker of one queue, from its start to its end."""
+
+    def __init__(self, queue: AsyncQueue, settings: WorkerSettings) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self._settings = settings
+        self._link = Link(queue)
+        self._keys = queue.keys
+        self._ledger = Ledger(self._link, self.id, self._to_model)
+        self._model: ModelProcess | None = None
+        self._lease_number = 0
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._last_step = Step([], [], 0, 0, 0)
+        self._rate = Rate()
+
+    async def run(self) -> None:
+        """Load, serve until told to stop (or, in a burst, until the queue is empty), hand back what is left.
+
+        Raises:
+            ModelUnavailable: the model cannot be loaded.
+            ModelMismatch: the queue serves another model.
+            ModelCrashed: the model process dies again and again while it loads.
+            redis.RedisError: the server refuses what a worker must be able to do.
+        """
+        loops = [self._lease_loop(), self._pump(), self._renew_loop(), self._beat_loop(), self._listen()]
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        drained = asyncio.create_task(self._drain())
+        try:
+            await asyncio.wait([*tasks, drained], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in [*tasks, drained]:
+                task.cancel()
+            await asyncio.gather(*tasks, drained, return_exceptions=True)
+            await self._leave()
+
+    def stop(self) -> None:
+        """First call: no new leases, finish what fits in the grace time. Second: hand everything back now."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        else:
+            log.info("stopping: %d jobs held, grace %g s", len(self._ledger), self._settings.grace_s)
+            self._stopping.set()
+
+    def stop_now(self) -> None:
+        """Hand everything back now."""
+        self._stopping.set()
+        self._hurry.set()
+
+    async def _drain(self) -> None:
+        await self._stopping.wait()
+        await _first_of(self._ledger.empty, self._hurry, timeout_s=self._settings.grace_s)
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._ledger.hand_back(crashed=False)
+                client: Any = self._link.queue.client
+                await self._link.insist(lambda: client.hdel(self._keys.workers, self.id))
+        except TimeoutError:
+            lease_s = self._settings.lease_s
+            log.warning("redis is away: %d leases lapse within %g s", len(self._ledger), lease_s)
+        finally:
+            if self._model is not None:
+                await self._model.stop()
+        log.info("stopped")
+
+    # -- the model process -------------------------------------------------------------------------------------
+
+    async def _load_model(self) -> None:
+        model = await self._start_model()
+        other = await self._link.run(calls.register(self._keys, self.id, model.fingerprint))
+        if other is not None:
+            await model.stop()
+            raise ModelMismatch(
+                f"queue {self._keys.queue} serves {other}, this worker has {model.fingerprint}: "
+                "use another --queue, or the same model, dtype and quantisation"
+            )
+        self._model = model
+        self._ledger.model_name = model.fingerprint.name
+        self._ledger.run_again()
+        await self._beat()
+        log.info(
+            "ready: %s on queue %s, %d slots, loaded in %.1f s, model process %d",
+            model.fingerprint,
+            self._keys.queue,
+            model.slots,
+            model.load_seconds,
+            model.pid,
+        )
+        self._ledger.room_made.set()
+
+    async def _start_model(self) -> ModelProcess:
+        for load in range(1, LOADS_IN_A_ROW):
+            try:
+                return await self._start_once()
+            except ModelCrashed as error:
+                log.error(
+                    "the model process died while it loaded (%d of %d): %s", load, LOADS_IN_A_ROW, error
+                )
+        return await self._start_once()
+
+    async def _start_once(self) -> ModelProcess:
+        log.info("loading %s", self._settings.model)
+        return await ModelProcess.start(self._settings.model, self._settings.options)
+
+    async def _pump(self) -> None:
+        await self._load_model()
+        while True:
+            model = self._model
+            if model is None:
+                raise RuntimeError("no model process")
+            timeout_s = self._settings.step_timeout_s if self._ledger.running else None
+            try:
+                step = await model.step(timeout_s)
+            except ModelCrashed as error:
+                await self._replace_model(model, error)
+                continue
+            self._last_step = step
+            self._rate.note(step.output_tokens)
+            await self._ledger.tell(step)
+
+    async def _replace_model(self, dead: ModelProcess, error: ModelCrashed) -> None:
+        self._model = None
+        log.error("the model process died (%s) with %d jobs running", error, self._ledger.running)
+        await dead.stop()
+        await self._ledger.convict()
+        await self._ledger.hand_back(crashed=True)
+        self._rate = Rate()
+        await self._load_model()
+
+    def _to_model(self, frame: ToModel) -> None:
+        """Between two model processes nothing is sent: the next one is given what is held."""
+        if self._model is not None:
+            self._model.send(frame)
+
+    # -- leases ------------------------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """Jobs to ask for: what the engine can run, and a small waiting window so that no slot stands empty."""
+        if self._model is None or self._stopping.is_set() or self._ledger.quarantined:
+            return 0
+        return self._model.slots + max(1, self._model.slots // 4) - len(self._ledger)
+
+    async def _lease_loop(self) -> None:
+        while True:
+            self._ledger.room_made.clear()
+            asked = self._room()
+            leases = await self._lease(asked) if asked > 0 else []
+            await self._ledger.take(leases)
+            if self._settings.burst and asked > 0 and not self._ledger and not self._stopping.is_set():
+                log.info("the queue is empty")
+                self.stop()
+            if not leases or len(leases) < asked:
+                await _first_of(self._ledger.room_made, timeout_s=LOOK_AGAIN_S)
+
+    async def _lease(self, count: int) -> list[Lease]:
+        self._lease_number += 1
+        lease_ms = int(self._settings.lease_s * 1000)
+        return await self._link.run(calls.lease(self._keys, self.id, self._lease_number, count, lease_ms))
+
+    async def _renew_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            await self._ledger.renew(int(self._settings.lease_s * 1000))
+
+    # -- signs and hints ---------------------------------------------------------------------------------------
+
+    async def _beat_loop(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self._ledger.model_name:  # not before the first model is loaded
+                await self._beat()
+
+    async def _beat(self) -> None:
+        info = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "model": self._ledger.model_name,
+            "running": self._last_step.running,
+            "waiting": self._last_step.waiting,
+            "held": len(self._ledger),
+            "slots": self._model.slots if self._model is not None else 0,
+            "output_tokens": self._last_step.output_tokens,
+            "tokens_per_s": round(self._rate.per_second(), 1),
+        }
+        await self._link.run(calls.heartbeat(self._keys, self.id, info))
+
+    async def _listen(self) -> None:
+        """Hear wake-ups and cancels. A hint that is missed is made good by the next look, renewal or publish."""
+        client: Any = self._link.queue.client
+        async with client.pubsub() as pubsub:
+            await self._link.insist(lambda: pubsub.subscribe(self._keys.control))
+            while True:
+                try:
+                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_S)
+                except redis.exceptions.ConnectionError:
+                    await self._link.insist(pubsub.connect)
+                    continue
+                if message is not None:
+                    await self._heed(message["data"].decode())
+
+    async def _heed(self, hint: str) -> None:
+        if hint == "wake":
+            self._ledger.room_made.set()
+        elif hint.startswith("cancel:"):
+            await self._ledger.cancel(hint.removeprefix("cancel:"))
+
+
+async def _first_of(*events: asyncio.Event, timeout_s: float) -> None:
+    """Return when one of the events is set, or after the timeout."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
