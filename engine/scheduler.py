@@ -1,0 +1,181 @@
+"""What each step computes.
+
+There is no prefill phase and no decode phase. Every running sequence has tokens it knows and tokens whose KV is
+computed, and each step lets it catch up, under a budget of tokens:
+
+    budget 8, block_size 4       step 1        step 2        step 3
+    a (prompt of 3)              p p p         o             o
+    b (prompt of 10)             p p p p p     p p p p p     o
+    c (arrives late)                           p p           p p p p p p
+                                               ^ decodes first, then prompts in order, then admission
+
+A prompt larger than the budget spans steps, a preempted sequence computes its tokens again, a resumed one computes
+those of its earlier attempt: all of it is catching up. (The idea is vLLM V1's scheduler.)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockPool
+from engine.interface import Request
+from engine.sequence import Line, Sequence
+from engine.slots import SlotAllocator
+from protocol import ErrorCode, RequestError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: which sequences compute how many of their tokens, decodes first."""
+
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    outgrown: list[Sequence] = field(default_factory=list)
+    """Sequences that filled the whole pool alone; they hold nothing any more and end here."""
+
+
+class Scheduler:
+    """Owns the line of waiting sequences, the running ones, and what they occupy. Knows no model."""
+
+    def __init__(self, blocks: BlockPool, slots: SlotAllocator, max_num_batched_tokens: int) -> None:
+        """
+        Args:
+            blocks: the KV store's blocks.
+            slots: at most as many as the budget, so that every decode has its token in every step.
+            max_num_batched_tokens: the budget, tokens a step.
+
+        Raises:
+            ValueError: more slots than budget.
+        """
+        if slots.num_slots > max_num_batched_tokens:
+            raise ValueError(
+                f"{slots.num_slots} slots need a budget of as many tokens, not {max_num_batched_tokens}"
+            )
+        self.blocks = blocks
+        self.slots = slots
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting = Line()
+        self.running = Line()
+        self.num_preemptions = 0
+        self._arrivals = 0
+
+    def add(self, request: Request) -> Sequence:
+        """Put a request in line.
+
+        Raises:
+            RequestError: its tokens so far are more than the whole pool holds.
+        """
+        need = len(request.prompt_token_ids) + len(request.output_token_ids)
+        if need > self.blocks.capacity:
+            raise RequestError(
+                ErrorCode.KV_CAPACITY_EXCEEDED,
+                f"the request needs KV for at least {need} tokens and the pool holds {self.blocks.capacity}: "
+                "shorten the prompt, or give the worker more KV memory",
+            )
+        self._arrivals += 1
+        sequence = Sequence(request, self._arrivals)
+        self.waiting.add(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence go, finished or aborted; its slot and blocks are free at once."""
+        if sequence.slot is None:
+            self.waiting.remove(sequence)
+        else:
+            self._retire(sequence)
+
+    def has_work(self) -> bool:
+        return bool(self.running) or bool(self.waiting)
+
+    def schedule(self) -> Plan:
+        """Plan the next step. Empty only if there is no work, or if all of it is in `outgrown`."""
+        plan = Plan()
+        preemptions = self.num_preemptions
+        budget = self.max_num_batched_tokens
+        budget -= self._plan_decodes(plan)
+        budget -= self._plan_prefills(plan, budget)
+        if self.num_preemptions == preemptions:  # else what a victim freed would go to a newcomer
+            self._admit(plan, budget)
+        return plan
+
+    def check_integrity(self) -> None:
+        """Check the books of blocks and slots.
+
+        Raises:
+            IntegrityError: they do not balance.
+        """
+        self.blocks.check_integrity(sequence.block_table for sequence in [*self.running, *self.waiting])
+        self.slots.check_integrity(self.running)
+
+    def _plan_decodes(self, plan: Plan) -> int:
+        """One token for every sequence that lacks only one, in order, so that a victim is never planned yet."""
+        for sequence in list(self.running):
+            if sequence.slot is None or sequence.num_uncomputed_tokens > 1:
+                continue
+            if len(sequence.block_table) == self.blocks.num_blocks and self._lacks_block(sequence):
+                self._retire(sequence)
+                plan.outgrown.append(sequence)
+            elif self._grow(sequence):
+                plan.chunks.append((sequence, 1))
+        return len(plan.chunks)
+
+    def _plan_prefills(self, plan: Plan, budget: int) -> int:
+        """What is left of the budget goes to sequences that lack more; they hold their blocks already."""
+        left = budget
+        for sequence in self.running:
+            if left and sequence.num_uncomputed_tokens > 1:
+                count = min(sequence.num_uncomputed_tokens, left)
+                plan.chunks.append((sequence, count))
+                left -= count
+        return budget - left
+
+    def _admit(self, plan: Plan, budget: int) -> None:
+        """Let waiting sequences in, each with the blocks of all its known tokens.
+
+        One free block per running sequence is left alone: each may need its next one before anybody ends, and a
+        newcomer let in too tightly would be preempted a step later with its prefill wasted.
+        """
+        while budget:
+            spare = self.blocks.num_free - len(self.running)
+            sequence = self.slots.admit(self.waiting, self._need, spare)
+            if sequence is None:
+                return
+            sequence.block_table = self.blocks.allocate(self._need(sequence))
+            self.running.add(sequence)
+            count = min(sequence.num_uncomputed_tokens, budget)
+            plan.chunks.append((sequence, count))
+            budget -= count
+
+    def _need(self, sequence: Sequence) -> int:
+        return self.blocks.blocks_for(sequence.num_tokens)
+
+    def _lacks_block(self, sequence: Sequence) -> bool:
+        return len(sequence.block_table) * self.blocks.block_size < sequence.num_tokens
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Give a sequence the block its next token needs; False if it had to make room for others itself."""
+        if not self._lacks_block(sequence):
+            return True
+        if not self.blocks.num_free:
+            victim = self.running.last
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_table += self.blocks.allocate(1)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send a sequence back to its place in line; it keeps its tokens and computes their KV again."""
+        logger.info("request %s preempted at %d tokens: no free block", sequence.id, sequence.num_tokens)
+        self._retire(sequence)
+        self.waiting.add(sequence)
+        self.num_preemptions += 1
+
+    def _retire(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.slots.release(sequence)
+        self.blocks.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_computed_tokens = 0
