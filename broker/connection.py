@@ -171,6 +171,8 @@ class _Fault:
 
 def _diagnose(error: Exception) -> _Fault:
     """What redis-py's error means for the person who gave the URL."""
+    if isinstance(error.__cause__, redis.RedisError):  # asyncio's connect wraps whatever the server said
+        return _diagnose(error.__cause__)
     match error:
         case redis.AuthenticationError() | redis_errors.AuthenticationWrongNumberOfArgsError():
             return _Fault(
@@ -242,7 +244,7 @@ def _check_server(url: str, info: dict[str, Any]) -> None:
             f"The Redis at {redact(url)} is version {version or 'unknown'}; "
             f"Millstream needs Redis {oldest} or later, or Valkey. Upgrade it, or use another server."
         )
-    mode = info.get("redis_mode", "standalone")
+    mode = info.get("redis_mode") or info.get("server_mode") or "standalone"  # the second is Valkey's
     if mode != "standalone":
         raise BrokerUnreachable(
             f"The Redis at {redact(url)} runs in {mode} mode; Millstream needs a standalone server. "

@@ -37,8 +37,8 @@ class RealServer:
         self.folder = Path(tempfile.mkdtemp(prefix="ms-"))
         self.socket_path = self.folder / "s"
         self.log_path = self.folder / "log"
-        self.port = _free_port() if tcp else 0
-        self._options = ["--appendonly", "yes" if aof else "no", *options]
+        self.port = free_port() if tcp else 0
+        self.options = ["--appendonly", "yes" if aof else "no", *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -66,7 +66,7 @@ class RealServer:
         assert binary is not None
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [binary, *self._fixed_options(), *self._options],
+                [binary, *self._fixed_options(), *self.options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,7 +110,11 @@ class RealServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -185,7 +189,7 @@ def _end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

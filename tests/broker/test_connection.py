@@ -1,0 +1,261 @@
+"""Which server is used, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import pytest
+import redis.exceptions
+
+from broker import connection
+from broker.connection import connect, connect_async, redact, resolve_url, unreachable
+from protocol import BrokerUnreachable
+from tests.servers import KINDS, RealServer, free_port, require
+
+Wait = Callable[[str, float], None]
+
+
+def _wait_async(url: str, patience_s: float) -> None:
+    asyncio.run(connection.wait_until_ready_async(url, patience_s))
+
+
+@pytest.fixture(params=["sync", "async"])
+def wait(request: pytest.FixtureRequest) -> Wait:
+    return connection.wait_until_ready if request.param == "sync" else _wait_async
+
+
+def refusal(wait: Wait, url: str, patience_s: float = 0.0) -> str:
+    with pytest.raises(BrokerUnreachable) as caught:
+        wait(url, patience_s)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "secret" not in message
+    return message
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[str]:
+    """A loopback port that gives every caller this answer, or none at all."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    caller, _ = server.accept()
+                except OSError:
+                    return
+                with caller, suppress(ConnectionError):
+                    while caller.recv(4096):
+                        if answer is not None:
+                            caller.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"redis://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"redis://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_the_flag_beats_redis_url_beats_ours() -> None:
+    both = {"REDIS_URL": "redis://r", "MILLSTREAM_REDIS_URL": "redis://m"}
+    assert resolve_url("redis://f", both) == "redis://f"
+    assert resolve_url(None, both) == "redis://r"
+    assert resolve_url(None, {"MILLSTREAM_REDIS_URL": "redis://m"}) == "redis://m"
+    assert resolve_url(None, {"REDIS_URL": "", "MILLSTREAM_REDIS_URL": "redis://m"}) == "redis://m"
+    assert resolve_url(None, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/2", "redis://h:1/2"),
+        ("redis://user:secret@h", "redis://user:***@h"),
+        ("redis://:secret@h", "redis://:***@h"),
+        ("redis://secret@h", "redis://***@h"),
+        ("redis://u:sec:ret@secret@h", "redis://u:***@h"),
+        ("redis://u:/secret#secret?@h", "redis://u:***@h"),
+        ("user:secret@h", "user:***@h"),
+        ("unix:///s?db=1&password=secret", "unix:///s?db=1&password=***"),
+        ("rediss://h?ssl_password=secret&db=1", "rediss://h?ssl_password=***&db=1"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert redact(url) == shown
+
+
+def test_a_real_server_is_ready(server: RealServer, wait: Wait) -> None:
+    wait(server.url, 0.0)
+    with connect(server.url) as client:
+        client.set("k", b"\xff")
+        assert client.get("k") == b"\xff"
+
+
+async def _set_and_get(url: str) -> object:
+    async with connect_async(url) as client:
+        await client.set("k", b"\xff")
+        return await client.get("k")
+
+
+def test_bytes_go_and_come_in_asyncio_too(server: RealServer) -> None:
+    assert asyncio.run(_set_and_get(server.url)) == b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://h", "must begin with redis://"),
+        ("localhost:6379", "must begin with redis://"),
+        ("redis://h:port", "host or port"),
+        ("redis://h:99999", "host or port"),
+        ("redis://h/one", "number of a database"),
+        ("redis://:se#secret@h", "cannot be read|%23"),
+        ("redis://h#1", "%23"),
+        ("unix://", "names no socket"),
+        ("redis://h?socket_timeout=soon", "socket_timeout"),
+        ("redis://h?colour=red", "no option 'colour'"),
+        ("redis://h?decode_responses=true", "decode_responses"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_at_once(wait: Wait, url: str, why: str) -> None:
+    with pytest.raises(BrokerUnreachable, match=why):
+        connect(url)
+    with pytest.raises(BrokerUnreachable, match=why):
+        connect_async(url)
+    began = time.monotonic()
+    refusal(wait, url, patience_s=60.0)
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_refused_connection_says_where_and_what_to_do(wait: Wait) -> None:
+    url = closed_port()
+    assert refusal(wait, url) == (
+        f"Cannot use the Redis at {url}: nobody listens there. Start the server, or correct the URL."
+    )
+
+
+def test_a_socket_that_is_not_there(wait: Wait) -> None:
+    assert "nobody listens there" in refusal(wait, "unix:///nowhere/at/all.sock")
+
+
+def test_a_name_that_does_not_resolve(wait: Wait) -> None:
+    assert "host name does not resolve" in refusal(wait, "redis://:secret@nobody.invalid:6379")
+
+
+def test_something_that_is_no_redis(wait: Wait) -> None:
+    with listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        assert "no Redis server" in refusal(wait, url)
+
+
+def test_plain_text_behind_rediss(wait: Wait) -> None:
+    with listener(b"-ERR unknown command\r\n") as url:
+        assert "TLS failed" in refusal(wait, url.replace("redis://", "rediss://"))
+
+
+def test_silence_is_a_timeout(wait: Wait) -> None:
+    with listener(None) as url:
+        assert "did not answer in time" in refusal(wait, f"{url}?socket_timeout=0.1")
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+@pytest.mark.parametrize("credentials", ["", "nobody:secret@", ":secret@"])
+def test_a_wrong_password_is_tried_once(wait: Wait, kind: type[RealServer], credentials: str) -> None:
+    with require(kind)("--requirepass", "right", aof=False, tcp=True) as server:
+        url = server.tcp_url.replace("redis://", f"redis://{credentials}")
+        began = time.monotonic()
+        assert "user name or password" in refusal(wait, url, patience_s=60.0)
+        assert time.monotonic() - began < 5.0
+        wait(server.tcp_url.replace("redis://", "redis://:right@"), 0.0)
+
+
+def test_patience_waits_for_a_server_that_comes(
+    wait: Wait, fresh_server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh_server.stop()
+    refused = threading.Event()
+    next_wait = connection._Waits.next
+
+    def note(waits: connection._Waits, error: Exception) -> float:
+        refused.set()
+        return next_wait(waits, error)
+
+    monkeypatch.setattr(connection._Waits, "next", note)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait, fresh_server.url, 20.0)
+        assert refused.wait(20.0)
+        fresh_server.launch()
+        waiting.result()
+
+
+def test_patience_ends(wait: Wait) -> None:
+    began = time.monotonic()
+    refusal(wait, closed_port(), patience_s=0.3)
+    assert 0.3 <= time.monotonic() - began < 5.0
+
+
+def test_a_server_that_loads_is_waited_for(wait: Wait, fresh_server: RealServer) -> None:
+    """A second of loading: 1,000 keys, each held up for a millisecond by the server's own setting for tests."""
+    with connect(fresh_server.url) as client:
+        client.mset({f"key:{number}": "x" * 100 for number in range(1000)})
+        client.bgrewriteaof()
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            time.sleep(0.01)
+    fresh_server.kill()
+    fresh_server.options += ["--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"]
+    fresh_server.launch()
+    wait_for_socket(fresh_server)
+    assert "still loading" in refusal(wait, fresh_server.url)
+    wait(fresh_server.url, 20.0)
+
+
+def wait_for_socket(server: RealServer) -> None:
+    deadline = time.monotonic() + 20.0
+    while not server.socket_path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ("redis_version:6.2.14\r\nredis_mode:standalone", "version 6.2.14.*7.0 or later"),
+        ("redis_mode:standalone", "version unknown"),
+        ("redis_version:7.2.4\r\nredis_mode:sentinel", "sentinel mode"),
+    ],
+)
+def test_an_unfit_server_is_refused(info: str, said: str) -> None:
+    fields = dict(line.split(":") for line in info.split("\r\n"))
+    with pytest.raises(BrokerUnreachable, match=said):
+        connection._check_server("redis://h", fields)
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_a_cluster_is_refused(wait: Wait, kind: type[RealServer]) -> None:
+    bus = str(free_port())
+    with require(kind)("--cluster-enabled", "yes", "--cluster-port", bus, aof=False, tcp=True) as server:
+        assert "cluster mode" in refusal(wait, server.url, patience_s=60.0)
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_a_user_who_may_not_read_info_is_let_in(wait: Wait, kind: type[RealServer]) -> None:
+    with require(kind)(
+        "--user", "u", "on", ">p", "~*", "+ping", "+client", "+hello", aof=False, tcp=True
+    ) as server:
+        wait(server.tcp_url.replace("redis://", "redis://u:p@"), 0.0)
+
+
+def test_an_error_in_the_middle_of_work_is_one_line() -> None:
+    error = redis.exceptions.OutOfMemoryError("OOM command not allowed")
+    said = str(unreachable("redis://u:secret@h", error))
+    assert "OOM command not allowed" in said
+    assert "secret" not in said
