@@ -22,7 +22,7 @@ endif
 .PHONY: help demo test test-long lint clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 demo: .venv/.installed-demo
 	@bash examples/demo.sh
