@@ -1,0 +1,65 @@
+"""The program `millstream`: its verbs, and the one place where a fault becomes a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from producer.cli import add_verbs, exits
+
+_WORKER_MODULES = {"accelerate", "gguf", "jinja2", "numba", "numpy", "safetensors", "torch", "transformers"}
+
+
+def build() -> typer.Typer:
+    """The command line."""
+    app = typer.Typer(
+        help="Prompts on Redis streams in, completed outputs out, with a model on your own hardware.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    add_verbs(app)
+    return app
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    try:
+        build()(prog_name="millstream")
+    except KeyboardInterrupt:
+        code = exits.INTERRUPTED
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else exits.OK
+    except Exception as error:
+        line, code = _explain(error)
+        print(f"millstream: {line}", file=sys.stderr)
+    sys.exit(code if _flush() else exits.FAILED)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    """A fault in a line, and its exit code; what is no user's mistake is raised again, with its traceback."""
+    from producer.refusal import Refused
+    from protocol import MillstreamError, RequestError
+
+    if isinstance(error, MillstreamError):
+        return str(error), exits.REFUSED if isinstance(error, Refused | RequestError) else exits.FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name in _WORKER_MODULES:
+        return f"{error.name} is missing: pip install 'millstream[worker]'", exits.REFUSED
+    raise error
+
+
+def _flush() -> bool:
+    """Write out stdout. False: its reader has gone (as in `| head`), and nothing more may be written to it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

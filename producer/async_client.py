@@ -1,0 +1,168 @@
+"""The client library for asyncio; arguments and errors are those of `producer.client`.
+
+async with AsyncClient() as client:
+    job = await client.submit("Why is the sky blue?", max_tokens=64)
+    async for text in job.text_stream():
+        print(text, end="")
+    print((await job.result()).usage)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from itertools import islice
+from typing import Any, Self
+
+from broker import calls
+from broker.calls import Cancelled, Look, Status
+from broker.connection import connect_async, wait_until_ready_async
+from broker.queue import AsyncQueue, T
+from broker.script import Call
+from broker.watch import AnyEvent, follow_async
+from producer.reach import Server, faults_in_one_line, keys_of
+from producer.request import (
+    SUBMIT_AT_ONCE,
+    Messages,
+    Prompt,
+    build_job,
+    check_size,
+    not_taken,
+    queue_full,
+    unless_failed,
+    waits,
+)
+from producer.wait import wait_for_result_async
+from protocol import Job, Priority, Result, SamplingParams, State, TokenEvent
+from protocol.job import DEFAULT_RESULT_TTL_S
+
+
+class AsyncJobHandle:
+    """`JobHandle`, for asyncio."""
+
+    def __init__(self, client: AsyncClient, job_id: str) -> None:
+        self.id = job_id
+        self._client = client
+
+    async def stream(self) -> AsyncGenerator[AnyEvent, None]:
+        """The job's events from the first to the terminal one."""
+        with faults_in_one_line(self._client.url):
+            async with aclosing(follow_async(self._client.queue, self.id)) as events:
+                async for event in events:
+                    yield event
+
+    async def text_stream(self) -> AsyncGenerator[str, None]:
+        """The text of the first choice, piece by piece."""
+        async with aclosing(self.stream()) as events:
+            async for event in events:
+                if isinstance(event, TokenEvent) and event.choice == 0 and event.text:
+                    yield event.text
+
+    async def result(self, timeout: float | None = None, *, check: bool = False) -> Result:
+        """How the job ended, once it has."""
+        with faults_in_one_line(self._client.url):
+            result = await wait_for_result_async(self._client.queue, self.id, timeout)
+        return unless_failed(result) if check else result
+
+    async def cancel(self) -> tuple[Cancelled, State | None]:
+        """Cancel it."""
+        return await self._client.run(calls.cancel(self._client.queue.keys, self.id))
+
+    async def status(self) -> Look:
+        """Where it stands."""
+        return await self._client.run(calls.look(self._client.queue.keys, self.id))
+
+
+class AsyncClient:
+    """`Client`, for asyncio; it reaches for the server in `async with`, so nothing blocks before."""
+
+    def __init__(self, redis_url: str | None = None, queue: str = "default") -> None:
+        self._redis_url = redis_url
+        self._keys = keys_of(queue)
+        self._server: Server
+        self.url: str
+        self.queue: AsyncQueue
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.to_thread(Server, self._redis_url)
+        self.url = self._server.url
+        try:
+            await wait_until_ready_async(self.url)
+        except BaseException:
+            self._server.close()
+            raise
+        self.queue = AsyncQueue(connect_async(self.url), self._keys)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.queue.close()
+        await asyncio.to_thread(self._server.close)
+
+    async def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        id: str | None = None,
+        params: SamplingParams | None = None,
+        priority: Priority = "normal",
+        tenant: str = "default",
+        model: str | None = None,
+        stream: bool = True,
+        result_ttl_s: float | None = DEFAULT_RESULT_TTL_S,
+        wait_s: float | None = None,
+        **sampling: Any,
+    ) -> AsyncJobHandle:
+        """Queue a job and return at once."""
+        job = build_job(
+            prompt,
+            messages,
+            params,
+            sampling,
+            id,
+            priority=priority,
+            tenant=tenant,
+            model=model,
+            stream=stream,
+            result_ttl_s=result_ttl_s,
+        )
+        await self._submit([job], wait_s)
+        return AsyncJobHandle(self, job.id)
+
+    async def submit_many(self, jobs: Iterable[Job], wait_s: float | None = None) -> list[AsyncJobHandle]:
+        """Queue jobs in order, hundreds in one round trip; after an error submit all again."""
+        handles: list[AsyncJobHandle] = []
+        source = iter(jobs)
+        while batch := list(islice(source, SUBMIT_AT_ONCE)):
+            for job in batch:
+                check_size(job)
+            await self._submit(batch, wait_s)
+            handles += [AsyncJobHandle(self, job.id) for job in batch]
+        return handles
+
+    def job(self, job_id: str) -> AsyncJobHandle:
+        """A handle on a job that somebody has submitted. Asks nobody."""
+        return AsyncJobHandle(self, job_id)
+
+    async def status(self) -> Status:
+        """The queue and its workers at a glance."""
+        return await self.run(calls.status(self.queue.keys))
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call of `broker.calls`."""
+        with faults_in_one_line(self.url):
+            return await self.queue.run(call)
+
+    async def _submit(self, jobs: list[Job], wait_s: float | None) -> None:
+        pauses = waits(wait_s)
+        while True:
+            with faults_in_one_line(self.url):
+                answers = await self.queue.run_all([calls.submit(self.queue.keys, job) for job in jobs])
+            jobs, full = not_taken(jobs, answers)
+            if full is None:
+                return
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise queue_full(self.queue.keys.queue, full)
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,17 @@
+"""The producer's verbs. Each file is one verb; what is slow to import is imported when the verb runs."""
+
+from __future__ import annotations
+
+import typer
+
+from producer.cli.cancel import cancel
+from producer.cli.result import result
+from producer.cli.status import status
+from producer.cli.submit import submit
+from producer.cli.watch import watch
+
+
+def add_verbs(app: typer.Typer) -> None:
+    """Register the producer's verbs."""
+    for verb in (submit, watch, result, cancel, status):
+        app.command()(verb)

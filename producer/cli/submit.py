@@ -1,0 +1,110 @@
+"""`millstream submit`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from producer.cli import options
+
+
+class PriorityName(StrEnum):
+    """Priorities as the command line offers them."""
+
+    high = "high"
+    normal = "normal"
+    low = "low"
+
+
+def submit(
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.")
+    ] = None,
+    chat: Annotated[str | None, typer.Option(metavar="TEXT", help="What the user says in a chat.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="System message, with --chat.")] = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A chat as JSON: [{role, content}, ...]; - reads stdin."),
+    ] = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    ignore_eos: options.IgnoreEos = False,
+    id: Annotated[str | None, typer.Option(metavar="ID", help="Name the job. [default: a random id]")] = None,
+    priority: Annotated[
+        PriorityName, typer.Option(help="Before which others it runs.")
+    ] = PriorityName.normal,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="On whose account.")] = "default",
+    model: Annotated[
+        str | None, typer.Option(metavar="M", help="Refuse to be answered by a model of another name.")
+    ] = None,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    wait: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="How long to wait for room in a full queue.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Follow the job: live text on stdout.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Queue one prompt; prints the job's id."""
+    prompt_or_chat = _input(prompt, chat, system, messages)
+    sampling = options.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    from producer.cli import screen
+    from producer.client import Client
+
+    with Client(redis_url, queue) as client:
+        job = client.submit(
+            **prompt_or_chat,
+            id=id,
+            priority=priority.value,
+            tenant=tenant,
+            model=model,
+            wait_s=wait,
+            **sampling,
+        )
+        if not stream:
+            print(json.dumps({"id": job.id, "queue": queue}) if as_json else job.id)
+            return
+        screen.note(f"job {job.id}")
+        screen.note_missing_worker(client)
+        code = screen.follow(job, as_json)
+    raise typer.Exit(code)
+
+
+def _input(prompt: str | None, chat: str | None, system: str | None, messages: Path | None) -> dict[str, Any]:
+    """The one input that was given, as arguments of `Client.submit`."""
+    if [prompt, chat, messages].count(None) != 2:
+        raise typer.BadParameter("give one of PROMPT, --chat and --messages")
+    if system is not None and chat is None:
+        raise typer.BadParameter("--system goes with --chat")
+    if prompt is not None:
+        return {"prompt": _read_stdin() if prompt == "-" else prompt}
+    if chat is not None:
+        turns = [{"role": "system", "content": system}] if system is not None else []
+        return {"messages": [*turns, {"role": "user", "content": chat}]}
+    assert messages is not None
+    return {"messages": _read_messages(messages)}
+
+
+def _read_messages(path: Path) -> list[Any]:
+    try:
+        turns = json.loads(_read_stdin() if str(path) == "-" else path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--messages {path}: {error}") from None
+    if not isinstance(turns, list):
+        raise typer.BadParameter(f"--messages {path}: it holds no list of messages")
+    return turns
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"stdin is no UTF-8: {error}") from None

@@ -1,0 +1,221 @@
+"""The client library for blocking callers.
+
+with Client() as client:
+    job = client.submit("Why is the sky blue?", max_tokens=64)
+    for text in job.text_stream():
+        print(text, end="")
+    print(job.result().usage)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Self
+
+from broker import calls
+from broker.calls import Cancelled, Look, Status
+from broker.connection import connect, wait_until_ready
+from broker.queue import Queue, T
+from broker.script import Call
+from broker.watch import AnyEvent, follow
+from producer.reach import Server, faults_in_one_line, keys_of
+from producer.request import (
+    SUBMIT_AT_ONCE,
+    Messages,
+    Prompt,
+    build_job,
+    check_size,
+    not_taken,
+    queue_full,
+    unless_failed,
+    waits,
+)
+from producer.wait import wait_for_result
+from protocol import Job, Priority, Result, SamplingParams, State, TokenEvent
+from protocol.job import DEFAULT_RESULT_TTL_S
+
+
+class JobHandle:
+    """One job on its queue, whoever submitted it."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self.id = job_id
+        self._client = client
+
+    def stream(self) -> Iterator[AnyEvent]:
+        """The job's events from the first to the terminal one, as they come; also after it has ended.
+
+        Raises:
+            JobNotFound: no such job, or its result has expired.
+            BrokerUnreachable: the server is gone.
+        """
+        with faults_in_one_line(self._client.url):
+            yield from follow(self._client.queue, self.id)
+
+    def text_stream(self) -> Iterator[str]:
+        """The text of the first choice, piece by piece. Raises as `stream`."""
+        for event in self.stream():
+            if isinstance(event, TokenEvent) and event.choice == 0 and event.text:
+                yield event.text
+
+    def result(self, timeout: float | None = None, *, check: bool = False) -> Result:
+        """How the job ended, once it has.
+
+        Args:
+            timeout: seconds to wait; 0 looks once, None waits for ever.
+            check: raise where the job did not succeed.
+
+        Raises:
+            JobNotFound: no such job, or its result has expired; at once.
+            TimeoutError: it had not ended by then.
+            JobFailed: with `check`, it failed, was cancelled, or expired.
+            BrokerUnreachable: the server is gone.
+        """
+        with faults_in_one_line(self._client.url):
+            result = wait_for_result(self._client.queue, self.id, timeout)
+        return unless_failed(result) if check else result
+
+    def cancel(self) -> tuple[Cancelled, State | None]:
+        """Cancel it: `("cancelled", None)`, `("cancelling", None)`, `("ended", state)` or `("unknown", None)`."""
+        return self._client.run(calls.cancel(self._client.queue.keys, self.id))
+
+    def status(self) -> Look:
+        """Where it stands; `state` None: no such job, or its result has expired."""
+        return self._client.run(calls.look(self._client.queue.keys, self.id))
+
+
+class Client:
+    """A queue, as a producer uses it. Threads may share one."""
+
+    def __init__(
+        self, redis_url: str | None = None, queue: str = "default", *, patience_s: float = 0.0
+    ) -> None:
+        """
+        Args:
+            redis_url: beats `REDIS_URL`, which beats `MILLSTREAM_REDIS_URL`; the embedded broker without any.
+            queue: its name.
+            patience_s: how long to wait for a server that does not answer yet, in seconds.
+
+        Raises:
+            BrokerUnreachable: no server answers; one line says why.
+            RequestError: no queue can have that name.
+        """
+        keys = keys_of(queue)
+        self._server = Server(redis_url)
+        self.url = self._server.url
+        try:
+            wait_until_ready(self.url, patience_s)
+        except BaseException:
+            self._server.close()
+            raise
+        self.queue = Queue(connect(self.url), keys)
+
+    def submit(
+        self,
+        prompt: Prompt | None = None,
+        *,
+        messages: Messages | None = None,
+        id: str | None = None,
+        params: SamplingParams | None = None,
+        priority: Priority = "normal",
+        tenant: str = "default",
+        model: str | None = None,
+        stream: bool = True,
+        result_ttl_s: float | None = DEFAULT_RESULT_TTL_S,
+        wait_s: float | None = None,
+        **sampling: Any,
+    ) -> JobHandle:
+        """Queue a job and return at once.
+
+        Args:
+            prompt: text, or token ids of the model's tokenizer.
+            messages: a chat, as dicts of `role` and `content`; instead of `prompt`.
+            id: names the job; the same id with the same job again is the same job. Default: a random one.
+            params: sampling parameters; or give single ones by name (`max_tokens=64, temperature=0`).
+            priority: before which others it runs.
+            tenant: on whose account; tenants share a queue fairly.
+            model: refuse to be answered by a model of another name.
+            stream: False where nobody will watch token by token.
+            result_ttl_s: how long the result is kept, in seconds; 0 or None: until it is deleted.
+            wait_s: how long to wait for room in a full queue, in seconds; None does not.
+
+        Raises:
+            RequestError: an argument is out of its range, or the job has more than 4 MiB.
+            JobConflict: the id belongs to another job.
+            QueueFull: the queue is full.
+            BrokerUnreachable: the server is gone.
+        """
+        job = build_job(
+            prompt,
+            messages,
+            params,
+            sampling,
+            id,
+            priority=priority,
+            tenant=tenant,
+            model=model,
+            stream=stream,
+            result_ttl_s=result_ttl_s,
+        )
+        self._submit([job], wait_s)
+        return JobHandle(self, job.id)
+
+    def submit_many(self, jobs: Iterable[Job], wait_s: float | None = None) -> list[JobHandle]:
+        """Queue jobs in order, hundreds in one round trip.
+
+        After an error an unknown number of them is queued: submit all again, the ids keep them from running twice.
+
+        Raises:
+            As `submit`.
+        """
+        handles: list[JobHandle] = []
+        source = iter(jobs)
+        while batch := list(islice(source, SUBMIT_AT_ONCE)):
+            for job in batch:
+                check_size(job)
+            self._submit(batch, wait_s)
+            handles += [JobHandle(self, job.id) for job in batch]
+        return handles
+
+    def job(self, job_id: str) -> JobHandle:
+        """A handle on a job that somebody has submitted. Asks nobody."""
+        return JobHandle(self, job_id)
+
+    def status(self) -> Status:
+        """The queue and its workers at a glance."""
+        return self.run(calls.status(self.queue.keys))
+
+    def run(self, call: Call[T]) -> T:
+        """Run one call of `broker.calls`.
+
+        Raises:
+            BrokerUnreachable: the server is gone.
+        """
+        with faults_in_one_line(self.url):
+            return self.queue.run(call)
+
+    def close(self) -> None:
+        """Close the connections, and give back the embedded broker if it was used."""
+        self.queue.close()
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, jobs: list[Job], wait_s: float | None) -> None:
+        pauses = waits(wait_s)
+        while True:
+            with faults_in_one_line(self.url):
+                answers = self.queue.run_all([calls.submit(self.queue.keys, job) for job in jobs])
+            jobs, full = not_taken(jobs, answers)
+            if full is None:
+                return
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise queue_full(self.queue.keys.queue, full)
+            time.sleep(pause_s)

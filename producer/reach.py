@@ -1,0 +1,87 @@
+"""Where a producer's queue is: on the server of a URL, or on the embedded broker, held while it is open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import redis
+from pydantic import TypeAdapter, ValidationError
+
+from broker.connection import resolve_url, unreachable
+from broker.embedded import EmbeddedBroker
+from broker.keys import Keys
+from protocol import ErrorCode, RequestError
+from protocol.job import Name
+
+
+class Server:
+    """The server a producer uses. `embedded`: nobody configured one, so it is the embedded broker's."""
+
+    def __init__(self, redis_url: str | None) -> None:
+        """
+        Args:
+            redis_url: beats `REDIS_URL`, which beats `MILLSTREAM_REDIS_URL`; the embedded broker without any.
+
+        Raises:
+            BrokerUnreachable: the embedded broker cannot be started.
+        """
+        given = resolve_url(redis_url, os.environ)
+        self._broker = None if given else EmbeddedBroker()
+        self._given = given
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        if self._broker is not None:
+            return self._broker.url
+        assert self._given is not None
+        return self._given
+
+    @property
+    def embedded(self) -> bool:
+        """Whether it is the embedded broker's server."""
+        return self._broker is not None
+
+    def revive(self) -> None:
+        """Start the embedded broker's server again if it has ended; a server of the user's own is left alone."""
+        if self._broker is not None:
+            self._broker.close()
+            self._broker = EmbeddedBroker()
+
+    def close(self) -> None:
+        """Give the embedded broker back; its last user stops it."""
+        if self._broker is not None:
+            self._broker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def keys_of(queue: str) -> Keys:
+    """The keys of the queue of that name.
+
+    Raises:
+        RequestError: no queue can have that name.
+    """
+    try:
+        return Keys(TypeAdapter(Name).validate_python(queue))
+    except ValidationError:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"queue {queue!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'",
+        ) from None
+
+
+@contextmanager
+def faults_in_one_line(url: str) -> Iterator[None]:
+    """Turn what redis-py raises into a `BrokerUnreachable` that names the server and says what to do."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise unreachable(url, error) from None

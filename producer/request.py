@@ -1,0 +1,135 @@
+"""What the two clients share: a caller's arguments made into a job, and a submit's answer made into an outcome."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
+
+from broker.calls import Submitted
+from protocol import (
+    ErrorCode,
+    Job,
+    JobConflict,
+    JobFailed,
+    Message,
+    QueueFull,
+    RequestError,
+    Result,
+    SamplingParams,
+    describe_validation,
+)
+
+MAX_PAYLOAD_BYTES = 4 << 20
+"""Largest job a producer sends: the server holds every waiting one in memory."""
+SUBMIT_AT_ONCE = 500
+"""Jobs in one pipeline."""
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Message | Mapping[str, Any]]
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 1.0
+
+
+def build_job(
+    prompt: Prompt | None,
+    messages: Messages | None,
+    params: SamplingParams | None,
+    sampling: Mapping[str, Any],
+    job_id: str | None,
+    **fields: Any,
+) -> Job:
+    """A job from a caller's arguments; `fields` go to `Job` as they are.
+
+    Raises:
+        RequestError: a value is out of its range, or the job is too large; each field is named.
+    """
+    if params is not None and sampling:
+        raise _invalid(f"give params, or {', '.join(sampling)} by name, not both")
+    try:
+        job = Job(
+            id=uuid.uuid4().hex if job_id is None else job_id,
+            prompt=prompt if prompt is None or isinstance(prompt, str) else list(prompt),
+            messages=None if messages is None else [Message.model_validate(turn) for turn in messages],
+            params=params if params is not None else SamplingParams(**sampling),
+            **fields,
+        )
+    except ValidationError as error:
+        raise _invalid(describe_validation(error)) from None
+    check_size(job)
+    return job
+
+
+def check_size(job: Job) -> int:
+    """The job's payload in bytes.
+
+    Raises:
+        RequestError: it is larger than we send, or holds half a character.
+    """
+    try:
+        size = len(job.encode())
+    except PydanticSerializationError:  # pydantic lets a lone surrogate in and not out
+        raise _invalid(
+            "its text holds half a character (a lone surrogate), which UTF-8 cannot carry"
+        ) from None
+    if size > MAX_PAYLOAD_BYTES:
+        raise _invalid(f"the job has {size:,} bytes; the limit is {MAX_PAYLOAD_BYTES:,} (4 MiB)")
+    return size
+
+
+def not_taken(jobs: Sequence[Job], answers: Sequence[Submitted]) -> tuple[list[Job], Submitted | None]:
+    """The jobs a full queue did not take, and its answer to the first of them.
+
+    Raises:
+        JobConflict: an id belongs to another job.
+    """
+    left: list[Job] = []
+    full: Submitted | None = None
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer.outcome == "conflict":
+            raise JobConflict(
+                f"job {job.id}: this id is taken by a job with another prompt or other parameters "
+                f"({answer.state}); choose another id"
+            )
+        if answer.outcome == "full":
+            left.append(job)
+            full = full or answer
+    return left, full
+
+
+def queue_full(queue: str, answer: Submitted) -> QueueFull:
+    """What to raise when the queue stays full."""
+    return QueueFull(
+        f"queue {queue} is full: {answer.entries:,} of {answer.max_entries:,} jobs, "
+        f"{answer.bytes:,} of {answer.max_bytes:,} bytes; try again later, or give a time to wait"
+    )
+
+
+def waits(wait_s: float | None) -> Iterator[float]:
+    """Seconds to sleep before each next try, until `wait_s` are over. A full queue announces no room."""
+    deadline = time.monotonic() + (wait_s or 0.0)
+    pause_s = _FIRST_WAIT_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        yield min(pause_s, left_s)
+        pause_s = min(2 * pause_s, _LONGEST_WAIT_S)
+
+
+def unless_failed(result: Result) -> Result:
+    """The result of a job that succeeded.
+
+    Raises:
+        JobFailed: it ended otherwise.
+    """
+    if result.state == "succeeded":
+        return result
+    why = f"{result.error.code}: {result.error.message}" if result.error else "no reason is recorded"
+    raise JobFailed(f"job {result.id}: {result.state}: {why}")
+
+
+def _invalid(why: str) -> RequestError:
+    return RequestError(ErrorCode.INVALID_REQUEST, why)

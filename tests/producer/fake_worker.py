@@ -1,0 +1,122 @@
+"""A worker without a model: it leases jobs and ends them through `broker.calls`, on a thread of the test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from broker import calls
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
+from protocol import Choice, Fingerprint, Job, JobError, Result, Usage, encode_terminal, encode_token
+
+Answer = Callable[[Job], str]
+LEASE_MS = 5000
+
+
+class Failure(Exception):
+    """Raised by an answer: the job fails with this message."""
+
+
+def echo(job: Job) -> str:
+    """The prompt, or what the user said last."""
+    if job.messages is not None:
+        return job.messages[-1].content
+    return job.prompt if isinstance(job.prompt, str) else " ".join(map(str, job.prompt or []))
+
+
+class FakeWorker:
+    """Answers the jobs of a queue, one after the other; `answered` lists their ids in order."""
+
+    def __init__(
+        self,
+        url: str,
+        queue: str = "default",
+        answer: Answer = echo,
+        *,
+        name: str = "fake",
+        model: str = "fake",
+    ) -> None:
+        self.answered: list[str] = []
+        self._queue = Queue(connect(url), Keys(queue))
+        self._answer = answer
+        self._name = name
+        self._model = model
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name)
+
+    def __enter__(self) -> Self:
+        keys = self._queue.keys
+        assert self._queue.run(calls.register(keys, self._name, Fingerprint(name=self._model))) is None
+        self._queue.run(calls.heartbeat(keys, self._name, {"model": self._model, "running": 1, "pid": 7}))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | TracebackType | BaseException | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._queue.close()
+
+    def _run(self) -> None:
+        number = 0
+        with self._queue.client.pubsub() as control:
+            control.subscribe(self._queue.keys.control)
+            while not self._stop.is_set():
+                number += 1
+                leases = self._queue.run(calls.lease(self._queue.keys, self._name, number, 20, LEASE_MS))
+                for lease in leases:
+                    self._end(lease)
+                if not leases:
+                    control.get_message(timeout=0.05)
+
+    def _end(self, lease: calls.Lease) -> None:
+        job = Job.decode(lease.payload)
+        try:
+            text = self._answer(job)
+        except Failure as failure:
+            self._fail(job, lease, str(failure))
+        else:
+            self._succeed(job, lease, text)
+        self.answered.append(job.id)
+
+    def _succeed(self, job: Job, lease: calls.Lease, text: str) -> None:
+        words = text.split(" ")
+        pieces = [word + " " for word in words[:-1]] + [words[-1]]
+        events = [
+            encode_token(job.id, seq, lease.attempt, 0, piece, [seq], "stop" if seq == len(pieces) else None)
+            for seq, piece in enumerate(pieces, 1)
+        ]
+        done = encode_terminal(job.id, len(pieces) + 1, lease.attempt, "done")
+        result = Result(
+            id=job.id,
+            state="succeeded",
+            choices=[Choice(text=text, token_ids=list(range(1, len(pieces) + 1)), finish_reason="stop")],
+            usage=Usage(prompt_tokens=len(words), completion_tokens=len(pieces)),
+            model=self._model,
+            seed=job.seed,
+            attempt=lease.attempt,
+            worker=self._name,
+            finished_at=time.time(),
+        )
+        self._queue.run(
+            calls.finish(
+                self._queue.keys, job.id, lease.attempt, "succeeded", result.encode(), 1, [*events, done]
+            )
+        )
+
+    def _fail(self, job: Job, lease: calls.Lease, message: str) -> None:
+        error = encode_terminal(job.id, 1, lease.attempt, "error", "engine_error", message)
+        result = Result(
+            id=job.id,
+            state="failed",
+            error=JobError(code="engine_error", message=message),
+            attempt=lease.attempt,
+            model=self._model,
+        )
+        self._queue.run(
+            calls.finish(self._queue.keys, job.id, lease.attempt, "failed", result.encode(), 1, [error])
+        )

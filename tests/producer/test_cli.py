@@ -1,0 +1,191 @@
+"""The verbs for one job, as a user types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from broker import calls
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
+from millstream.__main__ import main
+from tests.producer.fake_worker import Failure, FakeWorker
+from tests.servers import ValkeyServer
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Program = Callable[..., Done]
+COMMAND = [sys.executable, "-m", "millstream"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """One kind of server is enough here: what differs between kinds shows in the tests of the client."""
+    with ValkeyServer(aof=False) as server:
+        yield server.url
+
+
+@pytest.fixture
+def program(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
+    """Runs a command line in this process: what is a process of its own costs a second of imports."""
+
+    def run(*arguments: str, stdin: str = "", **environ: str) -> Done:
+        with monkeypatch.context() as patch:
+            for name, value in {"REDIS_URL": url, **environ}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["millstream", *arguments])
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+            with pytest.raises(SystemExit) as end:
+                main()
+        code = end.value.code
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def refuse(_: object) -> str:
+    raise Failure("not today")
+
+
+def test_submit_stream_shows_the_text_and_nothing_else_on_stdout(program: Program, url: str) -> None:
+    with FakeWorker(url, "s1"):
+        done = program("submit", "one two  three", "--queue", "s1", "--stream", "--max-tokens", "9")
+        assert (done.returncode, done.stdout) == (0, "one two  three\n")
+        assert done.stderr.startswith("millstream: job ")
+        events = program("submit", "-", "--stream", "--json", stdin="a b", MILLSTREAM_QUEUE="s1")
+        assert [json.loads(line)["type"] for line in events.stdout.splitlines()] == ["token", "token", "done"]
+
+
+def test_submit_watch_result_status_cancel(program: Program, url: str) -> None:
+    queue = ("--queue", "s2")
+    submitted = program(
+        "submit", "--chat", "hello", "--system", "be kind", "--id", "j1", *queue, "--priority", "high"
+    )
+    assert (submitted.returncode, submitted.stdout) == (0, "j1\n")
+    not_yet = program("result", "j1", *queue)
+    assert (not_yet.returncode, not_yet.stdout) == (5, "")
+    status = json.loads(program("status", "--json", *queue).stdout)
+    assert (status["waiting"], status["running"], status["workers"]) == (1, 0, [])
+    assert program("submit", "x", "--id", "j2", *queue, "--json").stdout == '{"id": "j2", "queue": "s2"}\n'
+    assert program("cancel", "j2", *queue).stdout == "cancelled\n"
+    with FakeWorker(url, "s2"):
+        result = program("result", "j1", *queue, "--wait", "20")
+        assert (result.returncode, result.stdout) == (0, "hello\n")
+        watched = program("watch", "j1", *queue)
+        assert (watched.returncode, watched.stdout) == (0, "hello\n")
+        ready = program("status", "--wait-ready", "5", *queue)
+        assert ready.returncode == 0
+        assert "fake" in ready.stdout
+    assert json.loads(program("result", "j2", "--json", *queue).stdout)["state"] == "cancelled"
+    assert program("cancel", "j2", *queue).returncode == 0
+    ended = program("cancel", "j1", *queue)
+    assert (ended.returncode, "succeeded" in ended.stderr) == (1, True)
+
+
+def test_a_messages_file_is_a_chat(program: Program, url: str, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.json"
+    chat.write_text('[{"role": "user", "content": "from a file"}]')
+    with FakeWorker(url, "s3"):
+        assert (
+            program("submit", "--messages", str(chat), "--stream", "--queue", "s3").stdout == "from a file\n"
+        )
+
+
+def test_a_failed_job_is_exit_code_1(program: Program, url: str) -> None:
+    with FakeWorker(url, "s4", answer=refuse):
+        done = program("submit", "x", "--id", "bad", "--stream", "--queue", "s4")
+    assert done.returncode == 1
+    assert "not today" in done.stderr
+    result = program("result", "bad", "--queue", "s4")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "not today" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("submit",), 2, "give one of"),
+        (("submit", "x", "--temperature", "-1"), 2, "temperature"),
+        (("submit", "x", "--max-tokens", "many"), 2, "--max-tokens"),
+        (("submit", "x", "--queue", "a:b"), 2, "a:b"),
+        (("submit", "--messages", "no-such-file"), 2, "no-such-file"),
+        (("submit", "x", "--redis-url", "redis://:secret@127.0.0.1:1"), 1, "nobody listens"),
+        (("submit", "x", "--redis-url", "http://127.0.0.1"), 1, "redis://"),
+        (("watch", "nobody"), 1, "not found"),
+        (("result", "nobody"), 1, "not found"),
+        (("cancel", "nobody"), 1, "not found"),
+        (("status", "--queue", "nobodys", "--wait-ready", "0.3"), 1, "no worker"),
+        (("no-such-verb",), 2, "no-such-verb"),
+    ],
+)
+def test_a_mistake_is_a_line_and_never_a_traceback(
+    program: Program, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    done = program(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_the_flag_beats_the_environment(program: Program, url: str) -> None:
+    done = program("status", "--json", "--redis-url", url, REDIS_URL="redis://127.0.0.1:1")
+    assert done.returncode == 0
+    done = program("status", REDIS_URL="", MILLSTREAM_REDIS_URL="redis://127.0.0.1:1")
+    assert (done.returncode, "127.0.0.1:1" in done.stderr) == (1, True)
+
+
+def test_ctrl_c_while_watching_is_130_and_silent(program: Program, url: str) -> None:
+    program("submit", "x", "--id", "slow", "--queue", "s5")
+    watch = subprocess.Popen(
+        [*COMMAND, "watch", "slow", "--queue", "s5", "--json"],
+        env={**os.environ, "REDIS_URL": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    queue = Queue(connect(url), Keys("s5"))
+    while queue.client.pubsub_numsub(queue.keys.tokens("slow"))[0][1] == 0:
+        assert watch.poll() is None
+    watch.send_signal(signal.SIGINT)
+    _, errors = watch.communicate(timeout=20)
+    assert (watch.returncode, errors) == (130, b"")
+    assert queue.run(calls.look(queue.keys, "slow")).state == "queued"
+
+
+def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+    with FakeWorker(url, "s6"):
+        done = subprocess.run(
+            [
+                "sh",
+                "-c",
+                'yes word | head -100000 | "$@" submit - --stream --queue s6 | head -c 5',
+                "sh",
+                *COMMAND,
+            ],
+            env={**os.environ, "REDIS_URL": url},
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout == b"word\n"
+    assert b"Traceback" not in done.stderr
+    assert b"Broken pipe" not in done.stderr
