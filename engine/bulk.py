@@ -1,0 +1,117 @@
+"""Many prompts through one engine in this process, without a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from engine.interface import Delta, EngineCore
+from protocol import (
+    Choice,
+    ErrorCode,
+    Job,
+    JobError,
+    MillstreamError,
+    RequestError,
+    Result,
+    SamplingParams,
+    Usage,
+    describe_validation,
+)
+
+Prompt = Job | str | list[int]
+"""A job, or a prompt for one: text or token ids."""
+
+
+def generate(
+    engine: EngineCore,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | None = None,
+    name: str = "generate",
+) -> list[Result]:
+    """Answer prompts and wait for all of them.
+
+    Args:
+        engine: an idle engine.
+        prompts: jobs with ids of their own, or plain prompts.
+        params: for the plain prompts; a job has its own.
+        name: plain prompt number i gets the id `<name>-<i>`, which is also what its draws are seeded by, unless
+            `params` has a seed.
+
+    Returns:
+        One result a prompt, in order. One that cannot be answered has `state` "failed" and an `error`.
+
+    Raises:
+        MillstreamError: the engine is at work for somebody else, or two jobs have one id.
+    """
+    if engine.has_work():
+        raise MillstreamError("generate needs an engine that is idle")
+    ids = [prompt.id if isinstance(prompt, Job) else f"{name}-{i}" for i, prompt in enumerate(prompts)]
+    answers = {job_id: _Answer(job_id, engine.fingerprint.name) for job_id in ids}
+    if len(answers) < len(ids):
+        raise MillstreamError("two of the jobs have the same id")
+    try:
+        for job_id, prompt in zip(ids, prompts, strict=True):
+            answers[job_id].start(engine, prompt, params or SamplingParams())
+        while engine.has_work():
+            for delta in engine.step():
+                answers[delta.request_id].take(delta)
+    finally:
+        for job_id in ids:  # nothing to drop unless interrupted
+            engine.abort(job_id)
+    return [answers[job_id].result() for job_id in ids]
+
+
+class _Answer:
+    """What has come back for one job."""
+
+    def __init__(self, job_id: str, model: str) -> None:
+        self._job_id = job_id
+        self._model = model
+        self._seed: int | None = None
+        self._num_prompt_tokens = 0
+        self._parts: list[str] = []
+        self._token_ids: list[int] = []
+        self._last: Delta | None = None
+        self._error: RequestError | None = None
+
+    def start(self, engine: EngineCore, prompt: Prompt, params: SamplingParams) -> None:
+        try:
+            job = prompt if isinstance(prompt, Job) else Job(id=self._job_id, prompt=prompt, params=params)
+            self._seed = job.seed
+            request = engine.prepare(job)
+            self._num_prompt_tokens = len(request.prompt_token_ids)
+            engine.add(request)
+        except ValidationError as error:
+            self._error = RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error))
+        except RequestError as error:
+            self._error = error
+
+    def take(self, delta: Delta) -> None:
+        self._parts.append(delta.text)
+        self._token_ids += delta.token_ids
+        self._last = delta
+        self._error = delta.error
+
+    def result(self) -> Result:
+        choices = []
+        if self._last is not None:
+            choices = [
+                Choice(
+                    text="".join(self._parts),
+                    token_ids=self._token_ids,
+                    finish_reason=self._last.finish_reason,
+                    stop_reason=self._last.stop_reason,
+                )
+            ]
+        error = self._error
+        return Result(
+            id=self._job_id,
+            state="failed" if error else "succeeded",
+            choices=choices,
+            usage=Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=len(self._token_ids)),
+            error=JobError(code=error.code, message=error.message) if error else None,
+            model=self._model,
+            seed=self._seed,
+        )

@@ -1,0 +1,254 @@
+"""Engines without a model: rehearse a pipeline on any machine, through the same worker and queue.
+
+    dry-run:echo     answers with the prompt's own text (a chat: the last user message), in one token
+    dry-run:words    streams the words of that text, one a step; whitespace is kept, so joined they are the prompt
+
+Options follow as in a URL, `dry-run:words?delay=50ms&slots=8`; see `OPTIONS`. A token id is the number of the word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from engine.interface import Delta, EngineStats, Request
+from engine.requests import check_model, resolve_max_tokens
+from protocol import PRIORITIES, ErrorCode, Fingerprint, Job, ModelUnavailable, RequestError
+
+PREFIX = "dry-run:"
+KINDS = ("echo", "words")
+OPTIONS = {
+    "delay": "time a step takes, as 50ms, 1s or 0.05",
+    "fail": "share of the jobs that end with an engine_error, 0 to 1; chosen by the job's id",
+    "crash": "a prompt with this text in it kills the process, as a bad kernel would",
+    "slots": "requests that run at once, 256 if not given",
+    "max_len": "words of prompt and answer together, 1048576 if not given",
+}
+_WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class DryRequest(Request):
+    """A request that carries its answer."""
+
+    answer: tuple[str, ...] = ()
+    """One piece of text a token."""
+    fails: bool = False
+    crashes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What follows the question mark."""
+
+    delay: float = 0.0
+    """Seconds."""
+    fail: float = 0.0
+    crash: str = ""
+    slots: int = 256
+    max_len: int = 1 << 20
+
+
+def is_dry_run(model: str) -> bool:
+    """Whether a model string names an engine of this module."""
+    return model.startswith(PREFIX)
+
+
+def open_dry_run(model: str) -> DryRunEngine:
+    """The engine for a string such as `dry-run:echo?delay=50ms`.
+
+    Raises:
+        ModelUnavailable: no such dry run or option, or a value that does not fit.
+    """
+    kind, _, query = model.removeprefix(PREFIX).partition("?")
+    if not is_dry_run(model) or kind not in KINDS:
+        names = ", ".join(PREFIX + kind for kind in KINDS)
+        raise ModelUnavailable(f"there is no dry run {model!r}; there are {names}")
+    return DryRunEngine(kind, _parse_options(query))
+
+
+def _parse_options(query: str) -> Options:
+    parsers: dict[str, Callable[[str], float | str]] = {
+        "delay": _seconds,
+        "fail": _share,
+        "crash": str,
+        "slots": _count,
+        "max_len": _count,
+    }
+    values = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        try:
+            values[name] = parsers[name](text)
+        except (KeyError, ValueError):
+            known = "; ".join(f"{option}: {meaning}" for option, meaning in OPTIONS.items())
+            raise ModelUnavailable(f"dry run option {name}={text} is not understood; {known}") from None
+    return Options(**values)  # type: ignore[arg-type]  # each parser gives its field's type
+
+
+def _seconds(text: str) -> float:
+    scale = 1e-3 if text.endswith("ms") else 1.0
+    value = float(text.removesuffix("ms" if scale < 1 else "s")) * scale
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+@dataclass(slots=True)
+class _Running:
+    request: DryRequest
+    done: int
+    """Pieces of the answer that are out."""
+
+
+class DryRunEngine:
+    """Implements `engine.interface.EngineCore` with no model: one piece of every running answer a step."""
+
+    def __init__(self, kind: str, options: Options) -> None:
+        self._kind = kind
+        self._options = options
+        self._fingerprint = Fingerprint(name=PREFIX + kind)
+        self._waiting: list[OrderedDict[str, DryRequest]] = [OrderedDict() for _ in PRIORITIES]
+        self._running: dict[str, _Running] = {}
+        self._steps = self._prompt_tokens = self._output_tokens = 0
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self._fingerprint
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._options.slots
+
+    def prepare(self, job: Job) -> DryRequest:
+        """Check a job and work out its answer; safe on any thread.
+
+        Raises:
+            RequestError: empty, too long, or for another model.
+        """
+        check_model(job, self._fingerprint.name)
+        text = _text(job)
+        num_words = len(text.split()) or int(bool(text))  # whitespace alone counts as one
+        options = self._options
+        return DryRequest(
+            id=job.id,
+            prompt_token_ids=tuple(range(num_words)),
+            params=job.params,
+            seed=job.seed,
+            max_tokens=resolve_max_tokens(num_words, job.params.max_tokens, options.max_len),
+            priority=PRIORITIES.index(job.priority),
+            answer=tuple(_WORDS.findall(text)) if self._kind == "words" else (text,),
+            fails=options.fail > 0 and _fraction(job.id) < options.fail,
+            crashes=options.crash != "" and options.crash in text,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a request made by `prepare`.
+
+        Raises:
+            RequestError: its id is already here.
+        """
+        if not isinstance(request, DryRequest):
+            raise TypeError("a dry run takes the requests its own prepare has made")
+        if request.id in self._running or any(request.id in line for line in self._waiting):
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST, f"a request with the id {request.id} is already here"
+            )
+        self._waiting[request.priority][request.id] = request
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; no delta follows. False if it is not here."""
+        places: list[dict[str, Any]] = [self._running, *self._waiting]
+        return any(place.pop(request_id, None) is not None for place in places)
+
+    def has_work(self) -> bool:
+        return bool(self._running) or any(self._waiting)
+
+    def step(self) -> list[Delta]:
+        """Admit what there is room for and give one piece of every running answer."""
+        if not self.has_work():
+            return []
+        self._admit()
+        if self._options.delay:
+            time.sleep(self._options.delay)  # in place of a forward pass
+        self._steps += 1
+        deltas = [self._advance(running) for running in self._running.values()]
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                del self._running[delta.request_id]
+        return deltas
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self._running),
+            waiting=sum(map(len, self._waiting)),
+            slots=self._options.slots,
+            kv_blocks_used=0,
+            kv_blocks_total=0,
+            steps=self._steps,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=0,
+        )
+
+    def _admit(self) -> None:
+        for line in self._waiting:
+            while line and len(self._running) < self._options.slots:
+                _, request = line.popitem(last=False)
+                self._running[request.id] = _Running(request, len(request.output_token_ids))
+                self._prompt_tokens += len(request.prompt_token_ids)
+
+    def _advance(self, running: _Running) -> Delta:
+        request = running.request
+        if request.crashes:
+            os._exit(137)
+        if self._options.fail and _fraction(request.id) < self._options.fail:
+            error = RequestError(
+                ErrorCode.ENGINE_ERROR, f"dry run: this job is among the {self._options.fail:g}"
+            )
+            return Delta(request.id, [], "", finish_reason="error", error=error)
+        delta = Delta(request.id, [], "")
+        if running.done < min(len(request.answer), request.max_tokens):
+            delta.token_ids = [running.done]
+            delta.text = request.answer[running.done]
+            running.done += 1
+            self._output_tokens += 1
+        if running.done >= len(request.answer):
+            delta.finish_reason = "stop"
+        elif running.done >= request.max_tokens:
+            delta.finish_reason = "length"
+        return delta
+
+
+def _text(job: Job) -> str:
+    if job.messages is not None:
+        asked = [message.content for message in job.messages if message.role == "user"]
+        return asked[-1] if asked else job.messages[-1].content
+    if isinstance(job.prompt, str):
+        return job.prompt
+    return " ".join(str(token_id) for token_id in job.prompt or ())
+
+
+def _fraction(job_id: str) -> float:
+    """A number in [0, 1) that depends on the id alone."""
+    return int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=8).digest(), "big") / 2**64
