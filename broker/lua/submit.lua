@@ -28,9 +28,10 @@ redis.call('HSET', job, 'payload', payload, 'digest', digest, 'state', 'queued',
   'submitted', server_ms())
 redis.call('HINCRBY', meta, 'entries', 1)
 redis.call('HINCRBY', meta, 'bytes', #payload)
--- A tenant that comes (back) starts at the virtual time of the last pick: it neither waits for the others' past
--- nor spends its own idle time as credit (start-time fair queueing).
-redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', m[5] or 0, tenant)
+-- A tenant that comes (back) starts one behind the virtual time of the last pick (start-time fair queueing): it
+-- neither waits for the others' past nor spends its own idle time as credit. Not level with it: tenants that submit
+-- one job at a time and come back after each would then always be first.
+redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', (m[5] or 0) + 1, tenant)
 -- Only a worker that found too little is told: at 10,000 submits a second nobody wants 10,000 wake-ups.
 if redis.call('HDEL', meta, 'hungry') == 1 then redis.call('PUBLISH', base .. 'control', 'wake') end
 return {'queued'}
