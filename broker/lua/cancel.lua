@@ -1,4 +1,4 @@
--- Cancel a job. One that waits ends here; one that runs is marked, and its owner told.
+-- Cancel a job. One that waits, or whose lease has lapsed, ends here; one that runs is marked, and its owner told.
 -- ARGV: base, id
 -- Reply: {'cancelled'} | {'cancelling'} | {'ended', state} | {'unknown'}
 -- Again: a cancelled job has ended; the mark can be set twice.
@@ -6,8 +6,9 @@ local id = ARGV[2]
 local state = redis.call('HGET', job_key(id), 'state')
 if not state then return {'unknown'} end
 if TERMINAL[state] then return {'ended', state} end
-if state == 'queued' then
-  end_unowned(id, 'cancelled', 'cancelled', 'cancelled', 'cancelled before it started', server_ms())
+local now = server_ms()
+if state == 'queued' or tonumber(redis.call('ZSCORE', leases, id) or 0) <= now then
+  cancel_unowned(id, 'cancelled while it waited', now)
   return {'cancelled'}
 end
 redis.call('HSET', job_key(id), 'cancel', 1)

@@ -2,7 +2,8 @@
 -- each script declares KEYS[1] = <base>meta, which places it on the queue's shard.
 --
 --   <base>meta             hash    fingerprint, entries, bytes, max_entries, max_bytes, picks, vt:<priority>,
---                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up)
+--                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up),
+--                                  sweep (cursor of the heartbeats' search for stray jobs)
 --   <base>job:<id>         hash    payload digest state attempt crashes worker priority tenant run ttl entry bytes
 --                                  submitted started finished (ms, server clock) cancel
 --   <base>jobs:<p>:<t>     stream  {id}; consumer group "workers"; deleted when empty
@@ -82,11 +83,41 @@ local function end_job(id, state, result, now)
   end
 end
 
--- End a job that no worker holds, with a result and a terminal event made here.
-local function end_unowned(id, state, kind, code, message, now)
+-- What earlier attempts logged of a job, as the JSON list of its choices. `reason`: how the unfinished ones ended.
+-- Written by hand: cjson cannot write an empty list.
+local function logged_choices(id, reason)
+  local choices, order = {}, {}
+  for _, raw in ipairs(redis.call('LRANGE', base .. 'log:' .. id, 0, -1)) do
+    local event = cjson.decode(raw)
+    if event.type == 'token' then
+      local choice = choices[event.choice]
+      if not choice then
+        choice = {text = {}, ids = {}, reason = reason}
+        choices[event.choice] = choice
+        order[#order + 1] = event.choice
+      end
+      table.insert(choice.text, event.text)
+      for _, token in ipairs(event.token_ids) do table.insert(choice.ids, token) end
+      choice.reason = event.finish_reason or choice.reason
+    end
+  end
+  table.sort(order)
+  for i, index in ipairs(order) do
+    local choice = choices[index]
+    order[i] = string.format('{"index":%d,"text":%s,"token_ids":[%s],"finish_reason":%s}', index,
+      cjson.encode(table.concat(choice.text)), table.concat(choice.ids, ','), cjson.encode(choice.reason))
+  end
+  return '[' .. table.concat(order, ',') .. ']'
+end
+
+-- Cancel a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
+local function cancel_unowned(id, message, now)
   local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt'))
   local seq = redis.call('LLEN', base .. 'log:' .. id) + 1
-  append_events(id, seq, {cjson.encode({type = kind, id = id, seq = seq, attempt = attempt, code = code, message = message})})
-  end_job(id, state, cjson.encode({v = 1, id = id, state = state, attempt = attempt, finished_at = now / 1000,
-    error = {code = code, message = message}}), now)
+  local result = cjson.encode({v = 1, id = id, state = 'cancelled', attempt = attempt, finished_at = now / 1000,
+    error = {code = 'cancelled', message = message}})
+  result = string.sub(result, 1, -2) .. ',"choices":' .. logged_choices(id, 'cancelled') .. '}'
+  append_events(id, seq, {cjson.encode({type = 'cancelled', id = id, seq = seq, attempt = attempt,
+    code = 'cancelled', message = message})})
+  end_job(id, 'cancelled', result, now)
 end

@@ -4,6 +4,7 @@
 -- Again: a repeated request number is answered with what the first call granted and this worker still holds.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
+local MOST_CLEARED = 1000 -- entries that are no jobs, cleared in one call: a script holds up the whole server
 local now = server_ms()
 
 local function describe(id)
@@ -43,7 +44,7 @@ local function reclaim()
     if not f[1] or TERMINAL[f[1]] then
       redis.call('ZREM', leases, id)
     elseif f[2] then
-      end_unowned(id, 'cancelled', 'cancelled', 'cancelled', 'cancelled while it waited', now)
+      cancel_unowned(id, 'cancelled after its worker was lost', now)
     else
       redis.pcall('XCLAIM', stream_key(f[3], f[4]), GROUP, worker, 0, f[5], 'JUSTID')
       grant(id)
@@ -114,8 +115,10 @@ if redis.call('HGET', meta, 'paused') ~= '1' then
   reclaim()
   local picks = tonumber(redis.call('HGET', meta, 'picks') or 0)
   local from = picks
-  while #granted < count and pick(picks) do picks = picks + 1 end
+  local limit = from + count + MOST_CLEARED
+  while #granted < count and picks < limit and pick(picks) do picks = picks + 1 end
   if picks > from then redis.call('HSET', meta, 'picks', picks) end
+  if picks == limit then redis.call('PUBLISH', base .. 'control', 'wake') end
 end
 if #granted < count then redis.call('HSET', meta, 'hungry', 1) end
 

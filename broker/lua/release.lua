@@ -12,7 +12,7 @@ for i = 3, #ARGV, 3 do
   if f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker then
     redis.call('HINCRBY', job, 'crashes', ARGV[i + 2])
     if f[4] then
-      end_unowned(id, 'cancelled', 'cancelled', 'cancelled', 'cancelled while it was handed over', now)
+      cancel_unowned(id, 'cancelled while it was handed over', now)
     else
       redis.call('HSET', job, 'state', 'queued', 'worker', '')
       redis.call('ZADD', leases, 0, id)
