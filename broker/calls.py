@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,8 @@ DEFAULT_MAX_ENTRIES = 100_000
 """Jobs a queue holds (waiting and running) unless its meta says otherwise."""
 DEFAULT_MAX_BYTES = 1 << 30
 """Payload bytes a queue holds unless its meta says otherwise."""
+LONGEST_TTL_MS = 100 * 365 * 24 * 3600 * 1000
+"""A longer retention is cut to this: the server refuses times it cannot add, and only when the job ends."""
 ALIVE_MS = 15_000
 """A worker whose last heartbeat is older counts as gone."""
 FORGET_WORKER_MS = 10 * 60_000
@@ -59,6 +62,7 @@ class Published:
 
 Renewed = Literal["held", "cancel", "lost"]
 Finished = Literal["ok", "lost", "gap"]
+Beaten = Literal["ok", "unknown"]
 Cancelled = Literal["cancelled", "cancelling", "ended", "unknown"]
 
 
@@ -106,7 +110,7 @@ def _text(raw: bytes | str) -> str:
 def submit(keys: Keys, job: Job) -> Call[Submitted]:
     """Store and queue a job."""
     payload = job.encode()
-    ttl_ms = int((job.result_ttl_s or 0) * 1000)
+    ttl_ms = math.ceil(min((job.result_ttl_s or 0) * 1000, LONGEST_TTL_MS))
 
     def read(reply: list[Any]) -> Submitted:
         outcome: Any = _text(reply[0])
@@ -222,10 +226,15 @@ def register(keys: Keys, worker: str, fingerprint: Fingerprint) -> Call[Fingerpr
     return Call(load("register"), keys.meta, (keys.base, worker, fingerprint.encode(), ALIVE_MS), read)
 
 
-def heartbeat(keys: Keys, worker: str, info: dict[str, Any]) -> Call[str]:
-    """Say that a worker lives, and how it does."""
+def heartbeat(keys: Keys, worker: str, info: dict[str, Any]) -> Call[Beaten]:
+    """Say that a worker lives, and how it does. `unknown`: noted, but it should register again."""
     args: tuple[Arg, ...] = (keys.base, worker, json.dumps(info, separators=(",", ":")), FORGET_WORKER_MS)
-    return Call(load("heartbeat"), keys.meta, args, _text)
+
+    def read(reply: Any) -> Beaten:
+        answer: Beaten = reply.decode()
+        return answer
+
+    return Call(load("heartbeat"), keys.meta, args, read)
 
 
 def status(keys: Keys) -> Call[Status]:

@@ -60,6 +60,10 @@ class Keys:
         """Hash: payload, state, attempt, crashes, worker, times."""
         return f"{self.base}job:{job_id}"
 
+    def lease(self, worker: str) -> str:
+        """String: the last lease reply of a worker, so that it can be repeated; expires."""
+        return f"{self.base}lease:{worker}"
+
     def log(self, job_id: str) -> str:
         """List: the events of a job; index = seq - 1."""
         return f"{self.base}log:{job_id}"

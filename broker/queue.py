@@ -14,7 +14,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError
 
 from broker.keys import Keys
-from broker.script import Call
+from broker.script import Arg, Call
 
 T = TypeVar("T")
 
@@ -47,18 +47,18 @@ class Queue:
         """
         if not calls:
             return []
-        replies = self._pipeline(calls)
+        replies = self._pipeline([call.by_sha() for call in calls])
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            for script in {call.script.name: call.script for call in calls}.values():
-                self._execute("SCRIPT LOAD", script.source)
-            replies = self._pipeline(calls)
+            # All of them again, in order: a later call may have been refused for the lack of an earlier one. With
+            # their sources, so that a cache emptied once more does not matter.
+            replies = self._pipeline([call.by_source() for call in calls])
         return [call.read(checked(reply)) for call, reply in zip(calls, replies, strict=True)]
 
-    def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def _pipeline(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         with self.client.pipeline(transaction=False) as pipe:
             add: Callable[..., Any] = pipe.execute_command
-            for call in calls:
-                add(*call.by_sha())
+            for command in commands:
+                add(*command)
             replies: list[Any] = pipe.execute(raise_on_error=False)
         return replies
 
@@ -87,18 +87,18 @@ class AsyncQueue:
         """Run calls in one round trip, in order. Raises as `Queue.run_all`."""
         if not calls:
             return []
-        replies = await self._pipeline(calls)
+        replies = await self._pipeline([call.by_sha() for call in calls])
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            for script in {call.script.name: call.script for call in calls}.values():
-                await self._execute("SCRIPT LOAD", script.source)
-            replies = await self._pipeline(calls)
+            # All of them again, in order: a later call may have been refused for the lack of an earlier one. With
+            # their sources, so that a cache emptied once more does not matter.
+            replies = await self._pipeline([call.by_source() for call in calls])
         return [call.read(checked(reply)) for call, reply in zip(calls, replies, strict=True)]
 
-    async def _pipeline(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    async def _pipeline(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
         async with self.client.pipeline(transaction=False) as pipe:
             add: Callable[..., Any] = pipe.execute_command
-            for call in calls:
-                add(*call.by_sha())
+            for command in commands:
+                add(*command)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
         return replies
 
