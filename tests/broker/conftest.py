@@ -1,0 +1,20 @@
+"""One queue on each real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
+from tests.servers import RealServer
+
+
+@pytest.fixture
+def queue(server: RealServer) -> Iterator[Queue]:
+    """An empty queue on a real server, of each kind in turn."""
+    opened = Queue(connect(server.url), Keys())
+    yield opened
+    opened.close()

@@ -1,0 +1,182 @@
+"""A call whose reply was lost is sent again by redis-py: the second run answers as the first and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fakeredis
+import pytest
+
+from broker import calls
+from broker.calls import Call, Lease
+from broker.keys import Keys
+from broker.queue import Queue
+from tests.broker.steps import (
+    LONG_MS,
+    MODEL,
+    Worker,
+    assert_drained,
+    assert_ended_once,
+    end,
+    events_of,
+    finish_call,
+    hear,
+    job,
+    key_names,
+    put,
+    say,
+    snapshot,
+    tokens,
+)
+
+KEYS = Keys()
+
+
+def twice(queue: Queue, call: Call[Any]) -> tuple[Any, Any]:
+    """The answers of two runs; what the server holds must not change between them, renewed times excepted."""
+    first = queue.run(call)
+    before = snapshot(queue)
+    second = queue.run(call)
+    after = snapshot(queue)
+    for held in (before, after):
+        held.pop(queue.keys.workers.encode(), None)
+        held[b"leased"] = sorted(name for name, _ in held.pop(queue.keys.leases.encode(), []))
+    assert after == before
+    return first, second
+
+
+def leased(queue: Queue) -> Lease:
+    put(queue, "a", run="r")
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x", "y")
+    return lease
+
+
+SAME_ANSWER: dict[str, Callable[[Queue], Call[Any]]] = {
+    "renew": lambda queue: calls.renew(KEYS, "w1", LONG_MS, [("a", leased(queue).attempt), ("nobody", 1)]),
+    "publish": lambda queue: calls.publish(KEYS, "a", 1, 3, tokens(leased(queue), 3, "z", "!")),
+    "publish some of it again": lambda queue: calls.publish(
+        KEYS, "a", 1, 2, tokens(leased(queue), 2, "y", "z")
+    ),
+    "publish beyond a gap": lambda queue: calls.publish(KEYS, "a", 1, 9, tokens(leased(queue), 9, "z")),
+    "publish nothing": lambda queue: calls.publish(KEYS, "a", leased(queue).attempt, 3, []),
+    "finish": lambda queue: finish_call(KEYS, leased(queue), 2, "xy"),
+    "finish as dead": lambda queue: finish_call(
+        KEYS, leased(queue), 2, "xy", state="dead", dead_reason="why"
+    ),
+    "finish beyond a gap": lambda queue: finish_call(KEYS, leased(queue), 7),
+    "register": lambda _: calls.register(KEYS, "w1", MODEL),
+    "look": lambda queue: calls.look(KEYS, leased(queue).id),
+}
+
+
+@pytest.mark.parametrize("name", SAME_ANSWER)
+def test_again_is_once(queue: Queue, name: str) -> None:
+    first, second = twice(queue, SAME_ANSWER[name](queue))
+    assert second == first
+
+
+def test_submit_again_is_the_same_job(queue: Queue) -> None:
+    first, second = twice(queue, calls.submit(KEYS, job("a")))
+    assert (first.outcome, second.outcome, second.state) == ("queued", "same", "queued")
+
+
+def test_lease_again_is_the_same_lease(queue: Queue) -> None:
+    put(queue, "a", "b", "c")
+    first, second = twice(queue, calls.lease(KEYS, "w1", 1, 2, LONG_MS))
+    assert [(lease.id, lease.attempt) for lease in first] == [("a", 1), ("b", 1)]
+    assert [lease.payload for lease in second] == [lease.payload for lease in first]
+    assert [(lease.id, lease.attempt, lease.started_ms) for lease in second] == [
+        (lease.id, lease.attempt, lease.started_ms) for lease in first
+    ]
+
+
+def test_lease_again_leaves_out_what_is_no_longer_held(queue: Queue) -> None:
+    put(queue, "a", "b", "c")
+    worker = Worker(queue)
+    kept, ended, released = worker.lease(3)
+    assert end(queue, ended) == "ok"
+    queue.run(calls.release(KEYS, "w1", [(released.id, released.attempt, False)]))
+    again = queue.run(calls.lease(KEYS, "w1", worker.requests, 3, LONG_MS))
+    assert [lease.id for lease in again] == [kept.id]
+
+
+def test_an_empty_lease_again_may_grant_what_came_since(queue: Queue) -> None:
+    call = calls.lease(KEYS, "w1", 1, 1, LONG_MS)
+    assert queue.run(call) == []
+    put(queue, "a")
+    assert [lease.id for lease in queue.run(call)] == ["a"]
+    assert [lease.id for lease in queue.run(call)] == ["a"]
+
+
+def test_a_lease_of_the_same_number_by_another_worker_is_its_own(queue: Queue) -> None:
+    put(queue, "a", "b")
+    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w1", 1, 1, LONG_MS))] == ["a"]
+    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w2", 1, 1, LONG_MS))] == ["b"]
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_release_again_changes_nothing(queue: Queue, crashed: bool) -> None:
+    lease = leased(queue)
+    assert twice(queue, calls.release(KEYS, "w1", [("a", lease.attempt, crashed)])) == (1, 0)
+    next_lease = Worker(queue, "w2").lease_one()
+    assert (next_lease.attempt, next_lease.crashes, next_lease.logged) == (2, int(crashed), 2)
+
+
+def test_cancel_again_changes_nothing(queue: Queue) -> None:
+    put(queue, "waits")
+    assert twice(queue, calls.cancel(KEYS, "waits")) == (("cancelled", None), ("ended", "cancelled"))
+    leased(queue)
+    assert twice(queue, calls.cancel(KEYS, "a")) == (("cancelling", None), ("cancelling", None))
+    assert twice(queue, calls.cancel(KEYS, "nobody")) == (("unknown", None), ("unknown", None))
+
+
+def test_forget_again_changes_nothing(queue: Queue) -> None:
+    end(queue, leased(queue), 2, "xy")
+    client: Any = queue.client
+    ((entry, _),) = client.xrange(KEYS.done("r"))
+    call = calls.forget(KEYS, "r", [("a", entry.decode())])
+    assert twice(queue, call) == (1, 0)
+    assert key_names(queue) == {KEYS.meta, KEYS.done("r"), KEYS.lease("w1")}
+
+
+def test_forget_leaves_a_job_that_has_not_ended(queue: Queue) -> None:
+    lease = leased(queue)
+    assert queue.run(calls.forget(KEYS, "r", [("a", "1-1")])) == 0
+    assert end(queue, lease, 2, "xy") == "ok"
+    assert_ended_once(queue, "a")
+
+
+def test_heartbeat_again_changes_nothing(queue: Queue) -> None:
+    queue.run(calls.register(KEYS, "w1", MODEL))
+    assert twice(queue, calls.heartbeat(KEYS, "w1", {"slots": 4})) == ("ok", "ok")
+
+
+def test_nothing_is_heard_twice(queue: Queue) -> None:
+    """Repetitions publish nothing: a watcher that only listens hears each event once."""
+    put(queue, "a")
+    lease = Worker(queue).lease_one()
+    with queue.client.pubsub() as channel:
+        channel.subscribe(KEYS.tokens("a"))
+        assert hear(channel, 1, timeout_s=0.05) == []
+        for _ in range(2):
+            say(queue, lease, 1, "x", "y")
+            say(queue, lease, 2, "y", "z")
+        for _ in range(2):
+            end(queue, lease, 3, "xyz")
+        heard = hear(channel, 5, timeout_s=0.2)
+    assert [f'"seq":{seq}' in event for seq, event in enumerate(heard, start=1)] == [True] * 4
+    assert len(heard) == len(events_of(queue, "a")) == 4
+
+
+def test_the_whole_way_on_the_imitation_too(fake_redis: fakeredis.FakeRedis) -> None:
+    """What unit tests elsewhere rely on: fakeredis agrees on the plain way of a job."""
+    queue = Queue(fake_redis, KEYS)
+    put(queue, "a")
+    lease = Worker(queue).lease_one()
+    assert say(queue, lease, 1, "x").outcome == "ok"
+    assert end(queue, lease, 1, "x") == "ok"
+    assert end(queue, lease, 1, "x") == "ok"
+    assert_ended_once(queue, "a")
+    assert_drained(queue)

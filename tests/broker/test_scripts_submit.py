@@ -1,0 +1,210 @@
+"""Submitting: one job an id, bounds, retention."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from broker import calls
+from broker.calls import Submitted
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
+from tests.broker.steps import (
+    Worker,
+    assert_drained,
+    assert_ended_once,
+    counts,
+    end,
+    ids_of,
+    job,
+    key_names,
+    put,
+    say,
+    snapshot,
+)
+from tests.servers import RealServer
+
+KEYS = Keys()
+
+
+def submit(queue: Queue, job_id: str = "a", **fields: Any) -> Submitted:
+    return queue.run(calls.submit(KEYS, job(job_id, **fields)))
+
+
+# -- the same id twice -----------------------------------------------------------------------------------------
+
+
+def test_same_id_and_payload_is_the_same_job_in_every_state(queue: Queue) -> None:
+    seen = [submit(queue).outcome]
+    states = [submit(queue).state]
+    lease = Worker(queue).lease_one()
+    states.append(submit(queue).state)
+    end(queue, lease)
+    states.append(submit(queue).state)
+    assert (seen, states) == (["queued"], ["queued", "running", "succeeded"])
+    assert Worker(queue, "w2").lease() == []
+    assert_ended_once(queue, "a")
+    assert_drained(queue)
+
+
+def test_same_id_with_another_payload_is_a_conflict_in_every_state(queue: Queue) -> None:
+    submit(queue, prompt="first")
+
+    def second() -> tuple[str, str | None]:
+        before = snapshot(queue)
+        answer = submit(queue, prompt="second")
+        assert snapshot(queue) == before
+        return answer.outcome, answer.state
+
+    assert second() == ("conflict", "queued")
+    lease = Worker(queue).lease_one()
+    assert second() == ("conflict", "running")
+    end(queue, lease)
+    assert second() == ("conflict", "succeeded")
+    assert b"first" in lease.payload
+
+
+@pytest.mark.parametrize("field", [{"priority": "low"}, {"tenant": "t"}, {"run": "r"}, {"stream": False}])
+def test_any_difference_in_the_payload_is_a_conflict(queue: Queue, field: dict[str, Any]) -> None:
+    submit(queue)
+    assert submit(queue, **field).outcome == "conflict"
+    assert counts(queue)[0] == 1
+
+
+def test_two_producers_with_the_same_hundred_ids(queue: Queue, server: RealServer) -> None:
+    names = [f"j{n}" for n in range(100)]
+
+    def produce(order: list[str]) -> list[str]:
+        own = Queue(connect(server.url), KEYS)
+        outcomes = [submit(own, name).outcome for name in order]
+        own.close()
+        return outcomes
+
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [*pool.map(produce, [names, names[::-1]])]
+    assert sorted(outcomes[0] + outcomes[1]) == ["queued"] * 100 + ["same"] * 100
+    leases = Worker(queue).lease(200)
+    assert sorted(ids_of(leases)) == sorted(names)
+    for lease in leases:
+        assert end(queue, lease) == "ok"
+    assert {assert_ended_once(queue, name).attempt for name in names} == {1}
+    assert_drained(queue)
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_its_numbers_and_takes_again_after_an_end(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hset(KEYS.meta, "max_entries", 2)
+    put(queue, "a", "b")
+    held = counts(queue)[1]
+    assert submit(queue, "c") == Submitted("full", None, 2, held, 2, calls.DEFAULT_MAX_BYTES)
+    assert submit(queue, "a").outcome == "same"
+    end(queue, Worker(queue).lease_one())
+    assert submit(queue, "c").outcome == "queued"
+    assert submit(queue, "d").outcome == "full"
+    queue.run(calls.cancel(KEYS, "b"))
+    assert submit(queue, "d").outcome == "queued"
+
+
+def test_bytes_are_bounded_as_entries_are(queue: Queue) -> None:
+    size = len(job("a", prompt="x" * 100).encode())
+    client: Any = queue.client
+    client.hset(KEYS.meta, "max_bytes", 2 * size)
+    put(queue, "a", "b", prompt="x" * 100)
+    assert submit(queue, "c", prompt="") == Submitted(
+        "full", None, 2, 2 * size, calls.DEFAULT_MAX_ENTRIES, 2 * size
+    )
+    end(queue, Worker(queue).lease_one())
+    assert submit(queue, "c", prompt="x" * 101).outcome == "full"
+    assert submit(queue, "c", prompt="x" * 100).outcome == "queued"
+
+
+def test_bounds_hold_under_many_producers(queue: Queue, server: RealServer) -> None:
+    client: Any = queue.client
+    client.hset(KEYS.meta, "max_entries", 30)
+
+    def produce(number: int) -> int:
+        own = Queue(connect(server.url), KEYS)
+        queued = sum(submit(own, f"{number}-{n}").outcome == "queued" for n in range(20))
+        own.close()
+        return queued
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(produce, range(4))) == 30
+    assert counts(queue)[0] == 30
+
+
+def test_running_jobs_count_until_they_end(queue: Queue) -> None:
+    put(queue, "a", "b")
+    leases = Worker(queue).lease(2)
+    assert counts(queue)[0] == 2
+    queue.run(calls.release(KEYS, "w1", [("a", 1, True)]))
+    assert counts(queue)[0] == 2
+    end(queue, leases[1])
+    assert counts(queue)[0] == 1
+
+
+# -- retention -------------------------------------------------------------------------------------------------
+
+
+def times_to_live(queue: Queue, job_id: str = "a") -> list[int]:
+    client: Any = queue.client
+    return [client.pttl(key) for key in (KEYS.job(job_id), KEYS.log(job_id), KEYS.result(job_id))]
+
+
+def ended(queue: Queue, **fields: Any) -> None:
+    put(queue, "a", **fields)
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x")
+    assert end(queue, lease, 1, "x") == "ok"
+
+
+def test_the_time_to_live_runs_from_the_end(queue: Queue) -> None:
+    put(queue, "a", result_ttl_s=5)
+    assert times_to_live(queue)[0] == -1
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x")
+    assert times_to_live(queue)[:2] == [-1, -1]
+    end(queue, lease, 1, "x")
+    assert all(4000 < ms <= 5000 for ms in times_to_live(queue))
+
+
+@pytest.mark.parametrize("ttl", [0, None])
+def test_no_time_to_live_means_keep(queue: Queue, ttl: int | None) -> None:
+    ended(queue, result_ttl_s=ttl)
+    assert times_to_live(queue) == [-1, -1, -1]
+    assert_ended_once(queue, "a")
+
+
+def test_after_its_time_the_job_is_unknown_and_its_id_is_free(queue: Queue) -> None:
+    ended(queue, result_ttl_s=0.03)
+    client: Any = queue.client
+    while client.exists(KEYS.job("a")):
+        pass
+    assert queue.run(calls.look(KEYS, "a")) == calls.Look(None, None, 0, "")
+    assert queue.run(calls.cancel(KEYS, "a")) == ("unknown", None)
+    assert key_names(queue) == {KEYS.meta, KEYS.lease("w1")}
+    assert submit(queue, prompt="another").outcome == "queued"
+
+
+@pytest.mark.parametrize("ttl", [0.0001, 1e12, 1e300, float("inf")])
+def test_no_time_to_live_is_too_short_or_too_long_to_end_with(queue: Queue, ttl: float) -> None:
+    """A time that the server cannot add is refused only when the job ends, by then for ever; 0.1 ms is not 'keep'."""
+    ended(queue, result_ttl_s=ttl)
+    assert counts(queue) == (0, 0)
+    assert all(ms != -1 for ms in times_to_live(queue))
+
+
+def test_a_waiting_job_does_not_expire(queue: Queue) -> None:
+    put(queue, "a", result_ttl_s=0.001)
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x")
+    client: Any = queue.client
+    assert client.wait(0, 10) == 0
+    assert queue.run(calls.look(KEYS, "a")).state == "running"
+    assert times_to_live(queue)[:2] == [-1, -1]
