@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from broker import calls
+from broker.connection import SOCKET_TIMEOUT_S
 from broker.queue import Queue
 from protocol import Result
 
 READ_AT_ONCE = 1000
+LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2
+"""A longer wait on the server would count as a lost connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Completions:
             redis.RedisError: the server could not be reached.
         """
         stream = self._queue.keys.done(self._run)
-        block_ms = max(1, int(block_s * 1000))
+        block_ms = max(1, int(min(block_s, LONGEST_BLOCK_S) * 1000))
         reply: Any = self._queue.client.xread({stream: self._after}, count=READ_AT_ONCE, block=block_ms)
         entries = _entries(reply)
         if not entries:

@@ -11,8 +11,9 @@ arrived), hence every confirmation of a subscription is a reason to read the log
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from typing import Any
 
 import redis.client
@@ -35,6 +36,13 @@ _TERMINAL_OF_STATE: dict[str, TerminalType] = {
 }
 
 
+@dataclass(slots=True)
+class _Seen:
+    characters: int = 0
+    tokens: int = 0
+    finished: bool = False
+
+
 class Replay:
     """What a watcher has seen of a job; it owns the position in the event sequence."""
 
@@ -42,7 +50,7 @@ class Replay:
         self.job_id = job_id
         self.seen = 0
         self.ended = False
-        self._text: dict[int, str] = {}
+        self._choices: dict[int, _Seen] = {}
 
     def accept(self, raw: bytes) -> AnyEvent | None:
         """The event, if it is the next one; None if it was seen, or comes after a gap (see `behind`)."""
@@ -61,14 +69,16 @@ class Replay:
         """The rest of a job whose log is gone: each choice's unseen text, then the end."""
         events: list[AnyEvent] = []
         for choice in result.choices:
-            known = self._text.get(choice.index, "")
+            seen = self._choices.get(choice.index, _Seen())
+            if seen.finished:
+                continue
             token = TokenEvent(
                 id=self.job_id,
                 seq=self.seen + 1,
                 attempt=result.attempt,
                 choice=choice.index,
-                text=choice.text[len(known) :],
-                token_ids=choice.token_ids,
+                text=choice.text[seen.characters :],
+                token_ids=choice.token_ids[seen.tokens :],
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
             )
@@ -102,7 +112,10 @@ class Replay:
     def _take(self, event: AnyEvent) -> AnyEvent:
         self.seen = event.seq
         if isinstance(event, TokenEvent):
-            self._text[event.choice] = self._text.get(event.choice, "") + event.text
+            seen = self._choices.setdefault(event.choice, _Seen())
+            seen.characters += len(event.text)
+            seen.tokens += len(event.token_ids)
+            seen.finished = event.finish_reason is not None
         else:
             self.ended = True
         return event
@@ -139,7 +152,7 @@ def _repair(queue: Queue, replay: Replay) -> list[AnyEvent]:
     return events if replay.ended else events + replay.end_without_log(look)
 
 
-async def follow_async(queue: AsyncQueue, job_id: str) -> AsyncIterator[AnyEvent]:
+async def follow_async(queue: AsyncQueue, job_id: str) -> AsyncGenerator[AnyEvent, None]:
     """`follow`, for asyncio."""
     replay = Replay(job_id)
     async with aclosing(queue.client.pubsub()) as channel:
