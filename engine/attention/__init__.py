@@ -1,0 +1,34 @@
+"""Attention over KV blocks: the hook into transformers, the packed batch, the backends."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.backend import Backend, LayerCall
+from engine.attention.batch import PackedBatch, Span, pack
+from engine.attention.hook import NAME, PagedAttention, ProbedLayer, probing
+from engine.attention.reference import ReferenceBackend
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
+    """The fastest backend for this device and dtype."""
+    if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
+        from engine.attention.numba_cpu import NumbaBackend
+
+        return NumbaBackend()
+    return ReferenceBackend()
+
+
+__all__ = [
+    "NAME",
+    "Backend",
+    "LayerCall",
+    "PackedBatch",
+    "PagedAttention",
+    "ProbedLayer",
+    "ReferenceBackend",
+    "Span",
+    "choose_backend",
+    "pack",
+    "probing",
+]

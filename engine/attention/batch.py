@@ -1,0 +1,102 @@
+"""One step's tokens, packed into one row.
+
+chunks        A: 1 token at 7     B: 4 tokens at 0    C: 1 token at 2
+input_ids     [ a7  b0 b1 b2 b3  c2 ]                       [1, T]
+position_ids  [  7   0  1  2  3   2 ]                       [1, T]
+spans         A rows 0:1, length 8; B rows 1:5, length 4; C rows 5:6, length 3
+block_tables  one line a span, padded with 0                [S, W]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.interface import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The rows of one chunk, and where they stand in their sequence."""
+
+    first_row: int
+    num_rows: int
+    start: int
+    """Position of the first row: tokens the KV held before this step."""
+
+    @property
+    def end_row(self) -> int:
+        """One past the last row."""
+        return self.first_row + self.num_rows
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence once this step has written its own."""
+        return self.start + self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """Everything a forward pass needs to know of one step. `T` tokens, `S` chunks, `W` the longest block
+    table.
+    """
+
+    input_ids: torch.Tensor
+    """`[1, T]` int64."""
+    position_ids: torch.Tensor
+    """`[1, T]` int64."""
+    logit_rows: torch.Tensor
+    """`[chunks that want logits]` int64: their last rows."""
+    slot_blocks: torch.Tensor
+    """`[T]` int64: the block each token's KV goes to ..."""
+    slot_offsets: torch.Tensor
+    """`[T]` int64: ... and its place in that block."""
+    spans: list[Span]
+    block_tables: npt.NDArray[np.int32]
+    """`[S, W]`, on the host."""
+
+
+def pack(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> PackedBatch:
+    """Pack the chunks of one step; all arrays are made in numpy and moved to `device` once each."""
+    spans: list[Span] = []
+    row = 0
+    for chunk in chunks:
+        spans.append(Span(row, len(chunk.token_ids), chunk.start))
+        row += len(chunk.token_ids)
+
+    tokens = np.empty(row, np.int64)
+    positions = np.empty(row, np.int64)
+    slot_blocks = np.empty(row, np.int64)
+    # A table may run ahead of the tokens; only the blocks that hold some are copied.
+    widths = [(span.length - 1) // block_size + 1 for span in spans]
+    tables = np.zeros((len(chunks), max(widths)), np.int32)
+    for table, width, span, chunk in zip(tables, widths, spans, chunks, strict=True):
+        table[:width] = chunk.block_table[:width]
+        if span.num_rows == 1:  # decode, the common case: no temporary arrays
+            tokens[span.first_row] = chunk.token_ids[0]
+            positions[span.first_row] = span.start
+            slot_blocks[span.first_row] = table[span.start // block_size]
+            continue
+        rows = slice(span.first_row, span.end_row)
+        tokens[rows] = chunk.token_ids
+        positions[rows] = np.arange(span.start, span.length)
+        slot_blocks[rows] = table[positions[rows] // block_size]
+
+    last_rows = [span.end_row - 1 for span, chunk in zip(spans, chunks, strict=True) if chunk.wants_logits]
+
+    def move(array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    return PackedBatch(
+        input_ids=move(tokens)[None],
+        position_ids=move(positions)[None],
+        logit_rows=move(np.array(last_rows, np.int64)),
+        slot_blocks=move(slot_blocks),
+        slot_offsets=move(positions % block_size),
+        spans=spans,
+        block_tables=tables,
+    )

@@ -1,0 +1,162 @@
+"""How transformers' modules reach our attention.
+
+    LlamaAttention.forward ... -> AttentionInterface["millstream"] -> millstream::paged_attention -> backend
+
+The modules stay transformers' own. They are loaded with `attn_implementation="millstream"`; the name is
+registered as an attention function but not as a mask, so models build none. Each attention module carries
+its blocks and a handle as attributes, never its layer number: then one compiled graph serves all layers. The
+op hides the step's layout (block tables, lengths) from the graph, so the backend behind it is
+interchangeable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from engine.attention.backend import Backend, LayerCall
+from engine.attention.batch import PackedBatch
+
+NAME = "millstream"
+
+_handles = itertools.count(1)
+_bound: weakref.WeakValueDictionary[int, PagedAttention] = weakref.WeakValueDictionary()
+"""The op takes tensors and numbers, so it finds its engine by number. Weak: a dropped engine frees its KV."""
+
+
+class PagedAttention:
+    """The attention of one loaded model: which modules call it, and the backend that answers."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._handle = next(_handles)
+        _bound[self._handle] = self
+
+    def bind(self, module: nn.Module, key_blocks: torch.Tensor, value_blocks: torch.Tensor) -> None:
+        """Give an attention module its part of the KV store, `[blocks, N, block_size, D]` each."""
+        module.register_buffer("key_blocks", key_blocks, persistent=False)
+        module.register_buffer("value_blocks", value_blocks, persistent=False)
+        module.attention_handle = self._handle  # type: ignore[assignment]
+
+    def begin(self, batch: PackedBatch) -> None:
+        """Announce the step whose layers come next."""
+        self.backend.plan(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedLayer:
+    """An attention module that called the hook, and what it stores a token."""
+
+    module: nn.Module
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(slots=True)
+class _Probe:
+    layers: list[ProbedLayer] = field(default_factory=list)
+    saw_mask: bool = False
+
+    def record(self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, mask: object) -> None:
+        self.layers.append(ProbedLayer(module, key.shape[1], key.shape[3], value.shape[3]))
+        self.saw_mask = self.saw_mask or mask is not None
+
+
+_probe: _Probe | None = None
+
+
+@contextmanager
+def probing() -> Iterator[_Probe]:
+    """While open, the hook records its callers and answers with zeros. Used once a model, at load."""
+    global _probe
+    _probe = _Probe()
+    try:
+        yield _probe
+    finally:
+        _probe = None
+
+
+def _attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function transformers calls: query `[1, H, T, D]`, key and value `[1, N, T, D]`; returns `[1, T,
+    H, E]`.
+    """
+    if _probe is not None:
+        _probe.record(module, key, value, attention_mask)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    out = torch.ops.millstream.paged_attention(
+        query[0],
+        key[0],
+        value[0],
+        module.key_blocks,
+        module.value_blocks,
+        s_aux,
+        module.attention_handle,
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
+        sliding_window,
+        softcap,
+    )
+    return out[None], None
+
+
+def _paged_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_blocks: torch.Tensor,
+    value_blocks: torch.Tensor,
+    sinks: torch.Tensor | None,
+    handle: int,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    call = LayerCall(
+        query.transpose(0, 1).contiguous(),
+        key.transpose(0, 1).contiguous(),
+        value.transpose(0, 1).contiguous(),
+        key_blocks,
+        value_blocks,
+        scaling,
+        sliding_window,
+        softcap,
+        sinks,
+    )
+    return _bound[handle].backend.attend(call)
+
+
+def _paged_attention_shape(
+    query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_: Any
+) -> torch.Tensor:
+    return query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+
+
+# A Library op costs 12 us a call, custom_op 18. The blocks are marked as written, so no compiler moves a
+# call.
+_library: Any = torch.library.Library("millstream", "DEF")  # type: ignore[no-untyped-call]
+_library.define(
+    "paged_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) key_blocks, Tensor(b!) value_blocks,"
+    " Tensor? sinks, int handle, float scaling, int? sliding_window, float? softcap) -> Tensor"
+)
+_library.impl("paged_attention", _paged_attention, "CompositeExplicitAutograd")
+torch.library.register_fake("millstream::paged_attention", _paged_attention_shape, lib=_library)
+AttentionInterface.register(NAME, _attend)

@@ -1,0 +1,115 @@
+"""Attention over blocks in plain torch: every feature, any device, one sequence at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.backend import LayerCall
+from engine.attention.batch import PackedBatch, Span
+
+
+def write_kv(call: LayerCall, rows: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Store the keys and values of `rows` (None: all) at their blocks and offsets."""
+    key = call.key if rows is None else call.key[rows]
+    value = call.value if rows is None else call.value[rows]
+    call.key_blocks[blocks, :, offsets] = key
+    call.value_blocks[blocks, :, offsets] = value
+
+
+def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tensor:
+    """Attention of one sequence's rows over its blocks, query heads folded onto their key-value head.
+
+    Args:
+        table: `[blocks that hold the span's tokens]` int64, on the device.
+
+    Returns:
+        `[rows, H, E]`.
+    """
+    block_size = call.key_blocks.shape[2]
+    # Blocks that lie wholly before the first row's window are never read.
+    first_seen = 0 if call.sliding_window is None else max(0, span.start - call.sliding_window + 1)
+    skipped = first_seen // block_size
+    origin = skipped * block_size
+    length = span.length - origin
+    key = _gather(call.key_blocks, table[skipped:], length)
+    value = _gather(call.value_blocks, table[skipped:], length)
+
+    query = call.query[span.first_row : span.end_row]
+    rows, heads, head_dim = query.shape
+    kv_heads = key.shape[0]
+    group = heads // kv_heads
+    # [rows, N*G, D] -> [N, G*rows, D]: one matmul a key-value head serves its whole group.
+    folded = (
+        query.view(rows, kv_heads, group, head_dim)
+        .permute(1, 2, 0, 3)
+        .reshape(kv_heads, group * rows, head_dim)
+    )
+    scores = torch.matmul(folded, key.transpose(1, 2)).view(kv_heads, group, rows, length)
+    scores = scores.float().mul_(call.scaling)
+    if call.softcap is not None:
+        scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
+    hidden = _hidden(span, origin, call.sliding_window, query.device)
+    if hidden is not None:
+        scores.masked_fill_(hidden, float("-inf"))
+    weights = _softmax(scores, call.sinks).to(value.dtype)
+    out = torch.matmul(weights.view(kv_heads, group * rows, length), value)
+    return out.view(kv_heads, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
+
+
+def _gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    """`[N, length, D]` from `[blocks, N, block_size, D]`."""
+    found = blocks.index_select(0, table).transpose(0, 1)
+    return found.reshape(found.shape[0], -1, found.shape[-1])[:, :length]
+
+
+def _hidden(span: Span, origin: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """`[rows, length]` bool, True where a row may not look; None where every row sees everything."""
+    if span.num_rows == 1 and (window is None or span.length - origin <= window):
+        return None
+    rows = torch.arange(span.start, span.length, device=device)[:, None]
+    seen = torch.arange(origin, span.length, device=device)[None]
+    hidden = seen > rows
+    return hidden if window is None else hidden | (seen <= rows - window)
+
+
+def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over the last axis of `[N, G, rows, length]`, the sink's share left out."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    kv_heads, group, rows, _ = scores.shape
+    sink = sinks.float().view(kv_heads, group, 1, 1).expand(-1, -1, rows, 1)
+    return torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+
+
+class ReferenceBackend:
+    """The backend that every other one is tested against, and falls back to."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._batch: PackedBatch | None = None
+        self._tables: list[torch.Tensor] = []
+
+    def plan(self, batch: PackedBatch) -> None:
+        """Move the block tables to the device once for all layers."""
+        self._batch = batch
+        tables = torch.from_numpy(batch.block_tables).to(batch.input_ids.device, torch.int64)
+        self._tables = list(tables.unbind(0))
+
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        """See `Backend.attend`."""
+        batch = self._batch
+        assert batch is not None, "plan() comes before attend()"
+        write_kv(call, None, batch.slot_blocks, batch.slot_offsets)
+        out = call.query.new_empty(*call.query.shape[:2], call.value.shape[-1])
+        for index in range(len(batch.spans)):
+            self.attend_one(call, index, out)
+        return out
+
+    def attend_one(self, call: LayerCall, index: int, out: torch.Tensor) -> None:
+        """Attention of the chunk at `index`, its keys and values already written, into its rows of `out`."""
+        batch = self._batch
+        assert batch is not None, "plan() comes before attend()"
+        span = batch.spans[index]
+        width = (span.length - 1) // call.key_blocks.shape[2] + 1
+        out[span.first_row : span.end_row] = attend_span(call, span, self._tables[index][:width])

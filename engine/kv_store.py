@@ -1,0 +1,177 @@
+"""The KV store: memory taken once, cut into blocks. Who owns which block is the engine's business.
+
+    one tensor for keys and one for values a layer, each
+
+        [num_blocks, kv_heads, block_size, head_dim]
+
+One head's block lies in one piece (8 KB for 32 tokens of 64 fp32 numbers): blocks in any order then read as
+fast as contiguous memory, so paging costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.attention import ProbedLayer
+from protocol import ModelUnavailable
+
+CPU_KV_BYTES = 4 << 30
+"""What a CPU's store takes by itself at most; `kv_memory` gives it more."""
+CPU_SHARE = 0.5
+"""Part of the free RAM the store may take: the rest is activations, text and the neighbours' page cache."""
+CUDA_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token costs, over all layers."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    """(kv_heads, key_dim, value_dim) of each."""
+    dtype: torch.dtype
+    block_size: int
+
+    @classmethod
+    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> KVShape:
+        """The shape that these attention modules write."""
+        return cls(tuple((a.kv_heads, a.key_dim, a.value_dim) for a in layers), dtype, block_size)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, keys and values of all layers."""
+        numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.layers)
+        return numbers * self.dtype.itemsize * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+
+class KVStore:
+    """The blocks themselves. Untouched pages of a fresh CPU tensor cost nothing, so a large store starts small."""
+
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
+        """Take the memory.
+
+        Raises:
+            ModelUnavailable: the allocator refuses.
+        """
+        self.shape = shape
+        self.num_blocks = num_blocks
+        try:
+            self.layers = [
+                (
+                    torch.empty(
+                        num_blocks, heads, shape.block_size, key_dim, dtype=shape.dtype, device=device
+                    ),
+                    torch.empty(
+                        num_blocks, heads, shape.block_size, value_dim, dtype=shape.dtype, device=device
+                    ),
+                )
+                for heads, key_dim, value_dim in shape.layers
+            ]
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; on CPU it is a plain RuntimeError
+            raise ModelUnavailable(
+                f"the KV store needs {_size(num_blocks * shape.block_bytes)} and the system refuses it; "
+                "lower --kv-memory or --num-kv-blocks"
+            ) from error
+
+
+def plan_num_blocks(
+    shape: KVShape,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    free: int,
+    share: float,
+    cap: int | None = None,
+    kv_memory: int | None = None,
+    num_kv_blocks: int | None = None,
+) -> int:
+    """How many blocks to take.
+
+    `num_kv_blocks`, else `kv_memory` bytes, else `share` of `free` bytes but no more than `cap` (unless one
+    sequence needs more than that); never more than `max_num_seqs` sequences of `max_model_len` tokens can
+    fill.
+
+    Raises:
+        ModelUnavailable: memory is too small for one sequence of `max_model_len` tokens, or for the blocks asked for.
+    """
+    one_sequence = shape.blocks_for(max_model_len)
+    if num_kv_blocks is not None:
+        if num_kv_blocks < 1:
+            raise ModelUnavailable(f"--num-kv-blocks is {num_kv_blocks}: give at least 1")
+        # Their number is the user's word: a pool smaller than one sequence serves short ones, and the engine warns.
+        blocks = num_kv_blocks
+    else:
+        if kv_memory is not None:
+            budget, source = kv_memory, f"--kv-memory is {_size(kv_memory)}"
+        else:
+            budget, source = int(free * share), f"{share:.0%} of the {_size(free)} that are free may be used"
+            if cap is not None:
+                budget = min(budget, max(cap, one_sequence * shape.block_bytes))
+        blocks = budget // shape.block_bytes
+        if blocks < one_sequence:
+            raise ModelUnavailable(
+                f"not enough KV memory for one sequence of {max_model_len} tokens: it needs "
+                f"{_size(one_sequence * shape.block_bytes)} ({one_sequence} blocks of {shape.block_size} tokens), "
+                f"and {source} ({max(blocks, 0)} blocks); lower --max-model-len, raise --kv-memory, or free memory"
+            )
+    blocks = min(blocks, one_sequence * max_num_seqs)
+    if blocks * shape.block_bytes > free:
+        raise ModelUnavailable(
+            f"the KV store of {blocks} blocks needs {_size(blocks * shape.block_bytes)} and {_size(free)} are free; "
+            "lower --kv-memory, --num-kv-blocks, --max-num-seqs or --max-model-len"
+        )
+    return blocks
+
+
+def share_and_cap(device: torch.device) -> tuple[float, int | None]:
+    """The part of the free memory a store takes by itself, and the bytes it then stops at."""
+    return (CPU_SHARE, CPU_KV_BYTES) if device.type == "cpu" else (CUDA_SHARE, None)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken: of the card, or of RAM within the control group's limit."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return min(_available_ram(), _cgroup_room())
+
+
+def _available_ram() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux: all there is
+
+
+def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes left under the control group's limit (v2, then v1); without one, more than any machine has.
+
+    Page cache that the kernel would drop counts as used in the group's own figure, so it is added back.
+    """
+    for folder, limit_file, used_file, cache_key in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = int((folder / limit_file).read_text())
+            used = int((folder / used_file).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # no such group, or the limit reads "max"
+            continue
+        return max(0, limit - used + int(stat.get(cache_key, 0)))
+    return 1 << 62
+
+
+def _size(number: int) -> str:
+    """Bytes for people."""
+    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

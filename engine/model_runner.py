@@ -1,0 +1,51 @@
+"""One forward pass over the chunks of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from engine.attention import PagedAttention, pack
+from engine.interface import Chunk
+from engine.kv_store import KVStore
+
+
+class ModelRunner:
+    """The model, its attention and its KV store; implements `engine.interface.Runner`."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: PagedAttention,
+        kv: KVStore,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.block_size = kv.shape.block_size
+        self.num_kv_blocks = kv.num_blocks
+        self._model = model
+        self._attention = attention
+
+    @property
+    def backend_name(self) -> str:
+        """The attention backend in use."""
+        return self._attention.backend.name
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """See `Runner.forward`. Returns float32 `[chunks that want logits, vocab_size]`."""
+        batch = pack(chunks, self.block_size, self._model.device)
+        self._attention.begin(batch)
+        out = self._model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+        )
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
