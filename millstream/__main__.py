@@ -8,6 +8,7 @@ import sys
 import typer
 
 from producer.cli import add_verbs, exits
+from worker.cli import worker
 
 _WORKER_MODULES = {"accelerate", "gguf", "jinja2", "numba", "numpy", "safetensors", "torch", "transformers"}
 
@@ -21,6 +22,7 @@ def build() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
+    app.command()(worker)
     add_verbs(app)
     return app
 

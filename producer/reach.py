@@ -48,8 +48,8 @@ class Server:
     def revive(self) -> None:
         """Start the embedded broker's server again if it has ended; a server of the user's own is left alone."""
         if self._broker is not None:
-            self._broker.close()
-            self._broker = EmbeddedBroker()
+            ended, self._broker = self._broker, EmbeddedBroker()
+            ended.close()
 
     def close(self) -> None:
         """Give the embedded broker back; its last user stops it."""

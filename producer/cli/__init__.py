@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from producer.cli.cancel import cancel
+from producer.cli.generate import generate
 from producer.cli.result import result
 from producer.cli.status import status
 from producer.cli.submit import submit
@@ -13,5 +14,5 @@ from producer.cli.watch import watch
 
 def add_verbs(app: typer.Typer) -> None:
     """Register the producer's verbs."""
-    for verb in (submit, watch, result, cancel, status):
+    for verb in (generate, submit, watch, result, cancel, status):
         app.command()(verb)

@@ -1,0 +1,1 @@
+"""Bulk runs: rows in, rows out. `run` has the loop; each other file is one thing that it uses."""

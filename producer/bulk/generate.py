@@ -1,0 +1,167 @@
+"""`millstream generate`: everything around the loop, from the first refusal to the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from pydantic import ValidationError
+
+from broker.connection import connect, unreachable, wait_until_ready
+from broker.queue import Queue
+from producer.bulk.begin import begin
+from producer.bulk.intake import ask, to_do
+from producer.bulk.lines import BadRow, count_lines, read_lines
+from producer.bulk.manifest import FileState, Finished, Manifest
+from producer.bulk.output import Totals, publish
+from producer.bulk.own_worker import OwnWorker
+from producer.bulk.places import Places, check, check_source, locked
+from producer.bulk.progress import Counts, Display, display
+from producer.bulk.requests import Requests
+from producer.bulk.run import Run, Served, Waiting
+from producer.bulk.spool import Spool
+from producer.bulk.window import Window
+from producer.reach import Server, faults_in_one_line, keys_of
+from protocol import ErrorCode, RequestError, describe_validation
+
+PASSING = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
+"""Faults of a server that restarts, or whose place another one takes."""
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the command asked for."""
+
+    source: Path
+    output: Path
+    defaults: Mapping[str, Any]
+    """Sampling parameters for rows that set none."""
+    model: str | None
+    queue: str | None
+    redis_url: str | None
+    window: int
+    """Most rows on the queue at once."""
+    patience_s: float
+    """How long a server may be away."""
+    resume: bool
+    overwrite: bool
+    quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How it went."""
+
+    places: Places
+    run: str
+    counts: Counts
+    totals: Totals
+    seconds: float
+
+
+def generate(order: Order) -> Report | None:
+    """Answer every row of the input. None: that had been done before.
+
+    Raises:
+        Refused, RequestError: nothing was begun.
+        MillstreamError: it stopped; the same call goes on from there.
+    """
+    began = time.monotonic()
+    places = check(order.source, order.output)
+    asked = _new_manifest(order.model, order.defaults)
+    with locked(places):
+        manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
+        if manifest is None:
+            return None
+        source = FileState.of(places.source)
+        counts = Counts(count_lines(places.source))
+        with Spool(places.spool) as spool:
+            _answer(order, places, manifest, spool, counts)
+            done = publish(spool, places)
+        manifest.finished = Finished(source=source, output=done.output, errors=done.errors)
+        manifest.save(places.manifest)
+        places.spool.unlink()
+        places.worker_log.unlink(missing_ok=True)
+    return Report(places, manifest.run, counts, done.totals, time.monotonic() - began)
+
+
+def faults(source: Path, defaults: Mapping[str, Any]) -> Iterator[BadRow | None]:
+    """For each row of a file what is wrong with it, or None; asks nobody.
+
+    Raises:
+        Refused: the file cannot be read.
+        RequestError: the defaults are no sampling parameters.
+    """
+    _new_manifest(None, defaults)
+    requests = Requests("check", defaults, None)
+    with check_source(source).open("rb") as file:
+        for line in read_lines(file):
+            asked = ask(line, requests)
+            yield asked if isinstance(asked, BadRow) else None
+
+
+def _answer(order: Order, places: Places, manifest: Manifest, spool: Spool, counts: Counts) -> None:
+    """Bring every row of the input into the spool."""
+    with ExitStack() as stack:
+        screen = display(counts.total, quiet=order.quiet)
+        stack.callback(screen.close)
+        server = stack.enter_context(Server(order.redis_url))
+        wait_until_ready(server.url, order.patience_s)
+        own_worker = order.model is not None and server.embedded
+        name = order.queue or (manifest.run if own_worker else "default")
+        queue = Queue(connect(server.url), keys_of(name))
+        stack.callback(queue.close)
+        requests = Requests(manifest.run, order.defaults, None if own_worker else order.model)
+        window = Window(queue, manifest.run, order.window)
+        run = Run(
+            to_do(stack.enter_context(places.source.open("rb")), spool, requests, counts),
+            window,
+            spool,
+            counts,
+            screen,
+            Served(manifest, places),
+            Waiting(queue, screen, own_worker=own_worker),
+        )
+        worker = None
+        if own_worker and len(spool) < counts.total:
+            assert order.model is not None
+            screen.note(f"starting a worker with {order.model}")
+            worker = OwnWorker(order.model, name, server.url, places.worker_log)
+            stack.callback(worker.stop)
+        with faults_in_one_line(server.url):
+            _work(run, worker, server, order.patience_s, screen)
+
+
+def _work(run: Run, worker: OwnWorker | None, server: Server, patience_s: float, screen: Display) -> None:
+    """Step to the end, over outages of the server that are shorter than `patience_s`."""
+    down_since: float | None = None
+    while True:
+        try:
+            if not run.step():
+                return
+            down_since = None
+        except PASSING as error:
+            if down_since is None:
+                down_since = time.monotonic()
+                screen.note(f"{unreachable(server.url, error)} Trying for {patience_s:g} s")
+            left_s = patience_s - (time.monotonic() - down_since)
+            if left_s <= 0:
+                raise
+            server.revive()
+            wait_until_ready(server.url, left_s)
+            time.sleep(min(RETRY_S, left_s))
+        if worker is not None and worker.check(has_answered=run.has_answered):
+            screen.note("the worker ended, and was started again")
+
+
+def _new_manifest(model: str | None, defaults: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.new(model, defaults)
+    except ValidationError as error:
+        raise RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)) from None

@@ -1,0 +1,53 @@
+"""What of the input is to do: a job to submit for each line that is not done, or a record that says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from producer.bulk import records
+from producer.bulk.lines import BadRow, Line, Row, parse, read_lines
+from producer.bulk.progress import Counts
+from producer.bulk.records import Record
+from producer.bulk.requests import Requests
+from producer.bulk.spool import Spool
+from protocol import Job, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A row and its job."""
+
+    row: Row
+    job: Job
+    size: int
+    """Bytes of its line."""
+
+
+def to_do(file: BinaryIO, spool: Spool, requests: Requests, counts: Counts) -> Iterator[Ask | Record]:
+    """The lines without a record in the spool, in order; the spool forgets lines that the input has no more."""
+    last = 0
+    for line in read_lines(file):
+        spool.drop(last + 1, line.number)
+        last = line.number
+        held = spool.holds(line.number, line.digest)
+        if held is None:
+            asked = ask(line, requests)
+            yield records.of_bad_row(asked) if isinstance(asked, BadRow) else asked
+            continue
+        counts.kept += 1
+        counts.answered += held
+        counts.failed += not held
+    spool.drop(last + 1)
+
+
+def ask(line: Line, requests: Requests) -> Ask | BadRow:
+    """The job of a line, or what is wrong with it."""
+    row = parse(line)
+    if isinstance(row, BadRow):
+        return row
+    try:
+        return Ask(row, requests.job(row), len(line.raw))
+    except RequestError as error:
+        return BadRow(row.line, row.digest, row.custom_id, error.code, error.message, row.columns)

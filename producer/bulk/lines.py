@@ -1,0 +1,192 @@
+"""The input, line by line: physical numbers, bounded memory, and each line either a row or a fault of its own.
+
+Faults never reach the neighbours: they become entries of the error file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+BOM = b"\xef\xbb\xbf"
+LONGEST_LINE = 32 << 20
+"""Bytes. A prompt holds at most 4 MiB; escapes (six bytes a character) and other columns come on top."""
+DEEPEST = 100
+"""Levels of nesting. Python's own limit depends on who calls; a row that was read must also be writable."""
+BLANK = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank, without byte order mark, surrounding blanks and line end."""
+
+    number: int
+    """Physical, from 1."""
+    raw: bytes
+    too_long: bool = False
+
+    @property
+    def digest(self) -> str:
+        """What tells whether a line was changed between two runs: 64 bits of BLAKE2b, hex."""
+        return hashlib.blake2b(self.raw, digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line that holds a JSON object."""
+
+    line: int
+    digest: str
+    columns: dict[str, Any]
+
+    @property
+    def custom_id(self) -> Any:
+        """The user's own name for the row; None without one. Never used as a key."""
+        return self.columns.get("custom_id", self.columns.get("id"))
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A line that cannot be asked: an entry of the error file."""
+
+    line: int
+    digest: str
+    custom_id: Any
+    code: str
+    message: str
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def read_lines(file: BinaryIO) -> Iterator[Line]:
+    """The lines of a JSONL file that are not blank. Files joined with `cat` may bring a byte order mark each."""
+    number = 0
+    while piece := file.readline(LONGEST_LINE + 1):
+        number += 1
+        too_long = len(piece) > LONGEST_LINE
+        if too_long:
+            _skip_rest(file, piece)
+        raw = piece
+        while raw.startswith(BOM):
+            raw = raw[len(BOM) :]
+        if raw := raw.strip(BLANK):
+            yield Line(number, raw, too_long)
+
+
+def _skip_rest(file: BinaryIO, piece: bytes) -> None:
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(LONGEST_LINE)
+
+
+def count_lines(path: Path) -> int:
+    """How many lines `read_lines` gives: one pass over the bytes, for the progress display."""
+    with path.open("rb") as file:
+        return sum(1 for _ in read_lines(file))
+
+
+def parse(line: Line) -> Row | BadRow:
+    """The row of a line, or what is wrong with it. Nothing is repaired, nothing guessed."""
+    try:
+        columns = _parse_object(line)
+    except _Fault as fault:
+        return BadRow(line.number, line.digest, _readable_id(line), fault.code, str(fault))
+    return Row(line.number, line.digest, columns)
+
+
+class _Fault(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _parse_object(line: Line) -> dict[str, Any]:
+    if line.too_long:
+        raise _Fault("line_too_long", f"the line has more than {LONGEST_LINE:,} bytes")
+    try:
+        value = _STRICT.decode(line.raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _Fault(
+            "invalid_utf8", f"byte {error.start + 1} of the line is no UTF-8 ({error.reason})"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise _Fault("invalid_json", f"{error.msg} (character {error.pos + 1})") from None
+    except RecursionError:
+        raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise _Fault("invalid_json", str(error).partition(";")[0]) from None
+    if not isinstance(value, dict):
+        raise _Fault("invalid_row", f"a row is a JSON object, this is {_kind(value)}")
+    _check_writable(line.raw, value)
+    return value
+
+
+def _check_writable(raw: bytes, value: dict[str, Any]) -> None:
+    """Refuse what JSON can say and a JSONL file in UTF-8 cannot, or not safely."""
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _deeper_than(value, DEEPEST):
+        raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep")
+    if b"\\u" in raw:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _Fault(
+                "invalid_json", "half a character (a lone surrogate), which UTF-8 cannot carry"
+            ) from None
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    front = [value]
+    for _ in range(levels + 1):
+        front = [
+            below
+            for above in front
+            for below in (above.values() if isinstance(above, dict) else above)
+            if isinstance(below, dict | list)
+        ]
+        if not front:
+            return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {list: "a list", str: "a string", bool: "true or false"}
+    return names.get(type(value), "a number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise _Fault("invalid_json", f"the key {twice!r} stands there twice")
+    return members
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _Fault("invalid_json", f"the number {text} is too large")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise _Fault("invalid_json", f"{name} is no JSON")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
+
+
+def _readable_id(line: Line) -> Any:
+    """The `custom_id` of a bad line where it can be read; for the user's eyes only."""
+    if line.too_long:
+        return None
+    try:
+        value = json.loads(line.raw.decode("utf-8", "replace"))
+        return Row(line.number, "", value).custom_id if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None

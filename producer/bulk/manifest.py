@@ -1,0 +1,111 @@
+"""What a run is, beside its output: the same command finds it and goes on; another one is told the difference."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ValidationError
+
+from producer.refusal import Refused
+from protocol import SamplingParams
+
+CHUNK = 1 << 20
+
+
+class FileState(BaseModel):
+    """What tells that a file is still the one we saw."""
+
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Read a file through."""
+        digest = hashlib.blake2b(digest_size=16)
+        size = 0
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        return cls(size=size, digest=digest.hexdigest())
+
+
+class Finished(BaseModel):
+    """The files of a run that is complete."""
+
+    source: FileState
+    output: FileState
+    errors: FileState
+
+
+class Manifest(BaseModel):
+    """One run."""
+
+    v: Literal[1] = 1
+    run: str
+    model: str | None
+    """As the command named it."""
+    params: SamplingParams
+    """For rows that set none."""
+    served: str | None = None
+    """The model that answered, by its own name."""
+    finished: Finished | None = None
+
+    @classmethod
+    def new(cls, model: str | None, defaults: Mapping[str, Any]) -> Self:
+        """A run that has not begun."""
+        return cls(run=f"run-{secrets.token_hex(6)}", model=model, params=SamplingParams(**defaults))
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """The manifest of an earlier run; None where there is none.
+
+        Raises:
+            Refused: it cannot be read as one.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            raise Refused(
+                f"{path} is damaged ({error.error_count()} faults): --overwrite begins anew, "
+                "--resume goes by the output file"
+            ) from None
+
+    def save(self, path: Path) -> None:
+        """Replace the file in one step; durable on return."""
+        write_durably(path, self.model_dump_json(indent=1).encode() + b"\n")
+
+    def differences(self, other: Manifest) -> list[str]:
+        """What the two commands ask differently, each as `name: ours, now theirs`."""
+        ours, theirs = self._asked(), other._asked()
+        return [f"{name}: {ours[name]}, now {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+
+    def _asked(self) -> dict[str, Any]:
+        return {"model": self.model, **self.params.model_dump()}
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file in one step; durable on return."""
+    fresh = path.with_name(f"{path.name}.new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,122 @@
+"""The output file and the error file, made of the spool in the order of the input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from producer.bulk.manifest import FileState, sync_folder
+from producer.bulk.places import Places
+from producer.bulk.records import Record
+from producer.bulk.spool import Spool
+from protocol import MillstreamError
+
+_ROW = struct.Struct("<Q?8s")
+"""A row in the file `rows`: line, answered, digest of the input line."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What stands in the two files."""
+
+    answered: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    """Rows in the error file, by code."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The first of each: `line N: message`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The files as they were written."""
+
+    output: FileState
+    errors: FileState
+    totals: Totals
+
+
+class _Fresh:
+    """A file that takes the place of another once it is whole; it keeps count of what goes in."""
+
+    def __init__(self, place: Path, folder: Path) -> None:
+        self._place = place
+        self._path = folder / f"{place.name}.new"
+        self._file = self._path.open("wb")
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._size += len(data)
+
+    def sync(self) -> FileState:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return FileState(size=self._size, digest=self._digest.hexdigest())
+
+    def take_place(self) -> None:
+        self._path.replace(self._place)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def publish(spool: Spool, places: Places) -> Published:
+    """Write output, errors and `rows`; each takes its place only when all three are whole and durable.
+
+    Raises:
+        MillstreamError: the disk did not take them; the files that were there are untouched.
+    """
+    totals = Totals()
+    try:
+        with ExitStack() as stack:
+            files = [_Fresh(place, places.folder) for place in (places.errors, places.rows, places.output)]
+            for file in files:
+                stack.callback(file.close)
+            errors, rows, output = files
+            for record in spool.records():
+                (output if record.answered else errors).write(record.payload + b"\n")
+                rows.write(_ROW.pack(record.line, record.answered, bytes.fromhex(record.digest)))
+                _count(totals, record)
+            states = [file.sync() for file in files]
+            for file in files:
+                file.take_place()
+        sync_folder(places.output.parent)
+        sync_folder(places.folder)
+    except OSError as error:
+        raise MillstreamError(
+            f"cannot write {places.output}: {error.strerror}. What is done is kept: make room, "
+            "and run the same command again"
+        ) from None
+    return Published(states[2], states[0], totals)
+
+
+def published(places: Places) -> Iterator[Record]:
+    """The records of a complete run, read back from its files."""
+    with (
+        places.rows.open("rb") as rows,
+        places.output.open("rb") as output,
+        places.errors.open("rb") as errors,
+    ):
+        while packed := rows.read(_ROW.size):
+            line, answered, digest = _ROW.unpack(packed)
+            payload = (output if answered else errors).readline()
+            yield Record(line, digest.hex(), answered, payload.removesuffix(b"\n"))
+
+
+def _count(totals: Totals, record: Record) -> None:
+    if record.answered:
+        totals.answered += 1
+        return
+    error: dict[str, Any] = json.loads(record.payload)["error"]
+    code = error["code"]
+    totals.failed[code] = totals.failed.get(code, 0) + 1
+    totals.examples.setdefault(code, f"line {record.line}: {error['message']}")

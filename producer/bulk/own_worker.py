@@ -1,0 +1,77 @@
+"""A worker for the time of a run: a process on a leash.
+
+generate --- pipe, write end        the kernel closes it however generate ends,
+   |                                and the worker, which reads the other end, stops
+   '--- millstream worker --leash-fd N
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from protocol import MillstreamError
+
+MOST_RESTARTS = 3
+STOP_S = 20.0
+
+
+class OwnWorker:
+    """One worker process, started again if it dies after it has answered."""
+
+    def __init__(self, model: str, queue: str, url: str, log: Path) -> None:
+        self._command = [sys.executable, "-m", "millstream", "worker", "--model", model]
+        self._command += ["--queue", queue, "--redis-url", url]
+        self._model = model
+        self._log = log
+        self._restarts = 0
+        self._start()
+
+    def check(self, *, has_answered: bool) -> bool:
+        """Whether it had died and was started again.
+
+        Raises:
+            MillstreamError: it ended before it answered anything, or keeps dying; with its last words.
+        """
+        code = self._process.poll()
+        if code is None:
+            return False
+        if not has_answered or self._restarts == MOST_RESTARTS:
+            raise MillstreamError(
+                f"the worker for {self._model} ended: {self._last_words()} (log: {self._log})"
+            )
+        self._restarts += 1
+        os.close(self._leash)
+        self._start()
+        return True
+
+    def stop(self) -> None:
+        """Let go of the leash and wait until the worker is gone; its model process goes with it."""
+        os.close(self._leash)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _start(self) -> None:
+        end, self._leash = os.pipe()
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self._command, "--leash-fd", str(end)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[end],
+                    start_new_session=True,  # Ctrl-C is for generate, which ends it in good order
+                )
+        finally:
+            os.close(end)
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("millstream: ") if lines else f"exit code {self._process.returncode}"

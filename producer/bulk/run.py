@@ -1,0 +1,165 @@
+"""The loop of a bulk run.
+
+    input -- to_do --> window ==> queue ==> worker
+               |          |
+               | bad      '-- ended --> spool (durable) --> forget on the server
+               '------------------------^   '-- when all have an outcome --> output, errors
+
+Redis holds the window, the disk holds the dataset. Killed at any moment, the same command goes on: what is in the
+spool is done, what is on the queue is collected, the rest is submitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from broker import calls
+from broker.calls import Status
+from broker.queue import Queue
+from producer.bulk import records
+from producer.bulk.intake import Ask
+from producer.bulk.manifest import Manifest
+from producer.bulk.places import Places
+from producer.bulk.progress import Counts, Display
+from producer.bulk.records import Record
+from producer.bulk.spool import Spool
+from producer.bulk.window import SILENCE_S, Ended, Window
+from protocol import MillstreamError, Result
+
+BLOCK_S = 0.5
+"""How long a step waits for a completion."""
+BAD_AT_ONCE = 1000
+
+
+class Run:
+    """A run in this process; each `step` may be repeated after a fault of the server."""
+
+    def __init__(
+        self,
+        to_do: Iterator[Ask | Record],
+        window: Window,
+        spool: Spool,
+        counts: Counts,
+        screen: Display,
+        served: Served,
+        waiting: Waiting,
+    ) -> None:
+        self._to_do = to_do
+        self._window = window
+        self._spool = spool
+        self._counts = counts
+        self._screen = screen
+        self._served = served
+        self._waiting = waiting
+        self._input_ended = False
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether a job has ended since this process began."""
+        return self._served.known
+
+    def step(self) -> bool:
+        """Admit, submit, collect, store. False: every row has an outcome, and the server holds none of them.
+
+        Raises:
+            redis.RedisError: the server could not be reached; nothing is lost.
+            MillstreamError: the disk is full, or another model answers now.
+        """
+        self._admit()
+        full = not self._window.submit()
+        if len(self._window):
+            ended = self._window.collect(BLOCK_S)
+            self._store(ended)
+            self._window.forget_stored()
+            self._waiting.consider(heard=bool(ended), full=full)
+        self._screen.show(self._counts)
+        if len(self._window) or not self._input_ended:
+            return True
+        self._window.end()
+        return False
+
+    def _admit(self) -> None:
+        bad: list[Record] = []
+        while self._window.has_room and len(bad) < BAD_AT_ONCE:
+            match next(self._to_do, None):
+                case None:
+                    self._input_ended = True
+                    break
+                case Record() as record:
+                    bad.append(record)
+                case Ask(row, job, size):
+                    self._window.admit(row, job, size)
+        self._keep(bad)
+
+    def _store(self, ended: Sequence[Ended]) -> None:
+        for one in ended:
+            self._served.check(one.result)
+            if one.result.usage:
+                self._counts.prompt_tokens += one.result.usage.prompt_tokens
+                self._counts.completion_tokens += one.result.usage.completion_tokens
+        self._keep([records.of_result(one.row, one.result) for one in ended])
+
+    def _keep(self, done: Sequence[Record]) -> None:
+        self._spool.append(done)
+        answered = sum(record.answered for record in done)
+        self._counts.answered += answered
+        self._counts.failed += len(done) - answered
+
+
+class Served:
+    """Keeps one output to one model, also where the command names none."""
+
+    def __init__(self, manifest: Manifest, places: Places) -> None:
+        self._manifest = manifest
+        self._places = places
+        self.known = False
+        """Whether any result has come in this process."""
+
+    def check(self, result: Result) -> None:
+        """Note which model answers.
+
+        Raises:
+            MillstreamError: it is not the one that answered before.
+        """
+        self.known = True
+        if result.model is None or result.model == self._manifest.served:
+            return
+        if self._manifest.served is not None:
+            raise MillstreamError(
+                f"the queue is served by {result.model} now, and {self._places.output} has answers of "
+                f"{self._manifest.served}: start that model again, or --overwrite"
+            )
+        self._manifest.served = result.model
+        self._manifest.save(self._places.manifest)
+
+
+class Waiting:
+    """Says, once, what keeps a run waiting: it looks while nothing ends."""
+
+    def __init__(self, queue: Queue, screen: Display, *, own_worker: bool) -> None:
+        self._queue = queue
+        self._screen = screen
+        self._own_worker = own_worker
+        self._next_look = 0.0
+        self._said: str | None = None
+
+    def consider(self, *, heard: bool, full: bool) -> None:
+        """Look at the queue if nothing has ended for a while."""
+        now = time.monotonic()
+        if heard:
+            self._next_look = now + SILENCE_S
+        elif now >= self._next_look:
+            self._next_look = now + SILENCE_S
+            why = self._reason(self._queue.run(calls.status(self._queue.keys)), full)
+            if why is not None and why != self._said:
+                self._screen.note(why)
+            self._said = why
+
+    def _reason(self, status: Status, full: bool) -> str | None:
+        name = self._queue.keys.queue
+        if status.paused:
+            return f"queue {name} is paused"
+        if not self._own_worker and not any(beat.alive for beat in status.workers):
+            return f"no worker serves queue {name} yet: start `millstream worker --model M --queue {name}`"
+        return f"queue {name} is full: waiting for room" if full else None

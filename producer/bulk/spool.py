@@ -1,0 +1,126 @@
+"""Finished rows on disk, in the order they finished, before the output file is made of them.
+
+    12 9f2c...a1 + {"prompt": ..., "completion": ...}\\n       line, digest of the input line, + or -, the record
+    15 03be...77 - {"line": 15, "error": ...}\\n
+
+A record counts once `append` has returned: it is synced. After a crash the tail may be torn (half a record, or a
+block of zeros); opening cuts it off. In memory there are eight bytes a row: where the last record of a line begins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+from producer.bulk.records import Record
+from protocol import MillstreamError
+
+_HEADER = re.compile(rb"([1-9]\d{0,17}) ([0-9a-f]{16}) ([+-]) ")
+_HEADER_BYTES = 64
+_NONE = -1
+
+
+class Spool:
+    """The spool of one run; it owns file and index."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the spool, or begin one; a torn tail is cut off."""
+        self._path = path
+        self._offsets = array("q")
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._end = self._scan()
+        os.ftruncate(self._file, self._end)
+
+    def __len__(self) -> int:
+        """Lines that have a record."""
+        return len(self._offsets) - self._offsets.count(_NONE)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Write records and return once they are durable.
+
+        Raises:
+            MillstreamError: the disk did not take them; the spool is as it was.
+        """
+        if not records:
+            return
+        starts, block = [], bytearray()
+        for record in records:
+            starts.append(self._end + len(block))
+            sign = "+" if record.answered else "-"
+            block += f"{record.line} {record.digest} {sign} ".encode() + record.payload + b"\n"
+        self._write(block)
+        for record, start in zip(records, starts, strict=True):
+            self._point(record.line, start)
+        self._end += len(block)
+
+    def holds(self, line: int, digest: str) -> bool | None:
+        """Whether a line with that content is done: True answered, False failed, None not done."""
+        offset = self._offset(line)
+        if offset == _NONE:
+            return None
+        header = os.pread(self._file, _HEADER_BYTES, offset).split(b" ", 3)
+        return header[2] == b"+" if header[1] == digest.encode() else None
+
+    def drop(self, first: int, last: int | None = None) -> None:
+        """Forget the lines from `first` up to `last` (excluded; None: to the end): the input has them no more."""
+        for line in range(first, len(self._offsets) if last is None else min(last, len(self._offsets))):
+            self._offsets[line] = _NONE
+
+    def records(self) -> Iterator[Record]:
+        """The last record of each line, in the order of lines."""
+        with self._path.open("rb") as file:
+            for line, offset in enumerate(self._offsets):
+                if offset != _NONE:
+                    file.seek(offset)
+                    _, digest, sign, payload = file.readline().split(b" ", 3)
+                    yield Record(line, digest.decode(), sign == b"+", payload[:-1])
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _scan(self) -> int:
+        """Index the records; where the last whole one ends."""
+        end = 0
+        with self._path.open("rb") as file:
+            for raw in file:
+                header = _HEADER.match(raw)
+                if header is None or not raw.endswith(b"\n") or b"\0" in raw:
+                    break
+                self._point(int(header[1]), end)
+                end += len(raw)
+        return end
+
+    def _write(self, block: bytearray) -> None:
+        try:
+            view = memoryview(block)
+            at = self._end
+            while view:
+                written = os.pwrite(self._file, view, at)
+                view, at = view[written:], at + written
+            os.fdatasync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._end)
+            raise MillstreamError(
+                f"cannot write {self._path}: {error.strerror}. What is done is kept: make room, "
+                "and run the same command again"
+            ) from None
+
+    def _offset(self, line: int) -> int:
+        return self._offsets[line] if line < len(self._offsets) else _NONE
+
+    def _point(self, line: int, offset: int) -> None:
+        missing = line + 1 - len(self._offsets)
+        if missing > 0:
+            self._offsets.extend(array("q", [_NONE]) * missing)
+        self._offsets[line] = offset

@@ -1,0 +1,160 @@
+"""`millstream generate`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from producer.cli import exits, options
+
+if TYPE_CHECKING:
+    from producer.bulk.generate import Report
+
+SHOWN_FAULTS = 20
+
+
+def generate(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Rows as JSON lines: {prompt} or {messages}.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="Where the answers go, in the order of IN."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M",
+            envvar="MILLSTREAM_MODEL",
+            help="Without a Redis configured: start a worker with this model for the time of the run. "
+            "With one: refuse to be answered by a model of another name.",
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="MILLSTREAM_QUEUE",
+            help="Name of the queue. [default: default; with a worker of its own, one of the run's own]",
+        ),
+    ] = None,
+    redis_url: options.RedisUrl = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    ignore_eos: options.IgnoreEos = False,
+    window: Annotated[int, typer.Option(min=1, metavar="N", help="Most rows on the queue at once.")] = 2000,
+    redis_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="How long the server may be away.")
+    ] = 60.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take rows of an OUT that Millstream does not know as done.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew; OUT is replaced at the end.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only say which rows cannot be asked.")] = False,
+) -> None:
+    """Answer every row of a file. Interrupted at any moment, the same command goes on."""
+    defaults = options.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
+    if check:
+        raise typer.Exit(_check(source, defaults, as_json))
+    if output is None:
+        raise typer.BadParameter("give -o OUT (or --check)")
+    if resume and overwrite:
+        raise typer.BadParameter("--resume keeps what --overwrite would throw away: give one of them")
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
+    from producer.bulk.generate import Order
+    from producer.bulk.generate import generate as run
+
+    order = Order(
+        source, output, defaults, model, queue, redis_url, window, redis_timeout, resume, overwrite, quiet
+    )
+    report = run(order)
+    raise typer.Exit(
+        _already_done(output, quiet, as_json) if report is None else _report(report, quiet, as_json)
+    )
+
+
+def _interrupt(*_: object) -> None:
+    """The first Ctrl-C or SIGTERM ends the run in good order; what follows is not to disturb that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _check(source: Path, defaults: dict[str, Any], as_json: bool) -> int:
+    from producer.bulk.generate import faults
+    from producer.cli.screen import note
+
+    rows = bad = 0
+    for fault in faults(source, defaults):
+        rows += 1
+        if fault is not None:
+            bad += 1
+            if bad <= SHOWN_FAULTS:
+                note(f"line {fault.line}: {fault.code}: {fault.message}")
+    if bad > SHOWN_FAULTS:
+        note(f"and {bad - SHOWN_FAULTS:,} more")
+    if as_json:
+        print(json.dumps({"rows": rows, "bad": bad}))
+    else:
+        note(f"{rows:,} rows, {bad:,} of them cannot be asked")
+    return exits.ROW_ERRORS if bad else exits.OK
+
+
+def _already_done(output: Path, quiet: bool, as_json: bool) -> int:
+    from producer.cli.screen import note
+
+    if as_json:
+        print(json.dumps({"output": str(output.resolve()), "already_complete": True}))
+    elif not quiet:
+        note(f"{output} is complete already: nothing to do")
+    return exits.OK
+
+
+def _report(report: Report, quiet: bool, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(_as_dict(report)))
+    elif not quiet:
+        for line in _summary(report):
+            print(line, file=sys.stderr)
+    return exits.ROW_ERRORS if report.totals.failed else exits.OK
+
+
+def _summary(report: Report) -> list[str]:
+    totals, counts = report.totals, report.counts
+    failed = sum(totals.failed.values())
+    kept = f" ({counts.kept:,} of them before)" if counts.kept else ""
+    speed = counts.completion_tokens / report.seconds
+    return [
+        f"{totals.answered:,} answered, {failed:,} failed{kept} in {report.seconds:.1f} s",
+        f"{counts.prompt_tokens:,} tokens read, {counts.completion_tokens:,} written ({speed:,.0f} tokens/s)",
+        *(f"  {number:,} x {code}, first {totals.examples[code]}" for code, number in totals.failed.items()),
+        f"answers: {report.places.output}",
+        *([f"errors:  {report.places.errors}"] if failed else []),
+    ]
+
+
+def _as_dict(report: Report) -> dict[str, Any]:
+    totals, counts = report.totals, report.counts
+    return {
+        "run": report.run,
+        "rows": totals.answered + sum(totals.failed.values()),
+        "answered": totals.answered,
+        "failed": totals.failed,
+        "kept": counts.kept,
+        "prompt_tokens": counts.prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
+        "seconds": round(report.seconds, 3),
+        "output": str(report.places.output),
+        "errors": str(report.places.errors),
+    }
