@@ -15,6 +15,8 @@ from engine.sampling import Draw, sample
 from protocol import SamplingParams
 from tests.engine.doubles import case
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def draws(count: int, **params: Any) -> list[Draw]:
     """Rows that differ in their seed alone."""

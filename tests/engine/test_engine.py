@@ -1,0 +1,451 @@
+"""The engine over a double of the model half: admission to last delta."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.bulk import generate
+from engine.engine import Engine
+from engine.interface import Delta, Request
+from protocol import ErrorCode, Job, MillstreamError, RequestError, SamplingParams
+from tests.engine.doubles import (
+    VOCAB,
+    Logits,
+    PagedDouble,
+    case,
+    hashed,
+    make_engine,
+    request,
+    scripted,
+    tiny,
+    tiny_references,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Output = dict[str, list[Delta]]
+
+
+def run(engine: Engine, requests: Iterable[Request] = ()) -> Output:
+    """All deltas of each request, once nothing is left to do."""
+    for new in requests:
+        engine.add(new)
+    deltas: Output = defaultdict(list)
+    for _ in range(5000):
+        if not engine.has_work():
+            return deltas
+        for delta in engine.step():
+            deltas[delta.request_id].append(delta)
+    raise AssertionError("no end")
+
+
+def token_ids(deltas: list[Delta]) -> list[int]:
+    """The ids of a request that ended once, with its last delta."""
+    ends = [delta.finish_reason is not None or delta.error is not None for delta in deltas]
+    assert ends == [False] * (len(deltas) - 1) + [True]
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def alone(new: Request) -> list[int]:
+    """What a request gives by itself in a roomy engine."""
+    return token_ids(run(make_engine(PagedDouble(hashed, num_kv_blocks=100)), [new])[new.id])
+
+
+def assert_empty(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert not engine._live
+    assert not engine._ended
+    engine.check_integrity()
+
+
+TEXT_ROWS = [
+    pytest.param(row, id=f"{name}-{i}")
+    for name in ("A01", "A03", "A11")
+    for i, row in enumerate(case(name)["rows"])
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("row", TEXT_ROWS)
+def test_text_of_a_scripted_model(row: dict[str, Any], smollm2: Any) -> None:
+    vocab = len(smollm2)
+    engine = make_engine(PagedDouble(scripted({5: row["script_ids"]}, vocab), vocab), smollm2)
+    params = {"ignore_eos": False, "max_tokens": 100, **row["params"]}
+    deltas = run(engine, [request("r", [5], **params)])["r"]
+    expect = row["expect"]
+    joined = ""
+    for delta in deltas:
+        joined += delta.text
+        assert expect["text"].startswith(joined)
+        assert delta is deltas[-1] or "\ufffd" not in delta.text
+    assert joined == expect["text"]
+    assert len(token_ids(deltas)) == expect["completion_tokens"]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (
+        expect["finish_reason"],
+        expect["stop_reason"],
+    )
+
+
+@pytest.mark.model
+def test_a_character_of_three_tokens_comes_with_the_third(smollm2: Any) -> None:
+    script, vocab = case("A01")["rows"][0]["script_ids"], len(smollm2)
+    engine = make_engine(PagedDouble(scripted({5: script}, vocab), vocab), smollm2)
+    deltas = run(engine, [request("r", [5], 100, ignore_eos=False)])["r"]
+    assert [delta.text for delta in deltas[:3]] == ["", "", "\U0001f469"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("row", [row for row in case("B09")["rows"] if "script_ids" in row], ids=str)
+def test_every_end_of_sequence_id_counts(row: dict[str, Any], smollm2: Any) -> None:
+    vocab = len(smollm2)
+    config = row.get("generation_config", case("B09")["generation_config"])["eos_token_id"]
+    eos = {smollm2.eos_token_id, *(config if isinstance(config, list) else [config])}
+    engine = make_engine(PagedDouble(scripted({5: row["script_ids"]}, vocab), vocab), smollm2, sorted(eos))
+    params = {"ignore_eos": False, "max_tokens": 50, **row["params"]}
+    deltas = run(engine, [request("r", [5], **params)])["r"]
+    assert "".join(delta.text for delta in deltas) == row["text"]
+    assert (deltas[-1].finish_reason, len(token_ids(deltas))) == (row["finish"], row["n"])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("cut", range(19))
+def test_a_resumed_request_goes_on_without_a_seam(cut: int, smollm2: Any) -> None:
+    row, vocab = case("A01")["rows"][0], len(smollm2)
+    logits = scripted({5: row["script_ids"]}, vocab)
+    new = request("r", [5], 100, ignore_eos=False)
+    first = run(make_engine(PagedDouble(logits, vocab), smollm2), [new])["r"][:cut]
+    logged = [token_id for delta in first for token_id in delta.token_ids]
+    rest = run(
+        make_engine(PagedDouble(logits, vocab), smollm2), [replace(new, output_token_ids=tuple(logged))]
+    )["r"]
+    assert logged + token_ids(rest) == row["script_ids"]
+    assert "".join(delta.text for delta in [*first, *rest]) == row["expect"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("logged", "changes", "reason"),
+    [
+        ((7, 2), {"ignore_eos": False}, "stop"),
+        ((7,) * 8, {}, "length"),
+        ((7,) * 63, {"max_tokens": 100}, "length"),
+    ],
+)
+def test_a_resumed_request_that_was_at_its_end_ends(
+    logged: tuple[int, ...], changes: Any, reason: str
+) -> None:
+    runner = PagedDouble(hashed, num_kv_blocks=8)
+    engine = make_engine(runner)
+    new = replace(request("r", [5, 6], **changes), output_token_ids=logged)
+    engine.add(new)
+    with pytest.raises(RequestError, match="already here"):
+        engine.add(new)
+    assert engine.has_work()
+    assert engine.step() == [Delta("r", [], "", finish_reason=reason)]  # type: ignore[arg-type]
+    assert runner.steps == []
+    assert_empty(engine)
+    engine.add(new)
+    assert engine.abort("r")
+    assert_empty(engine)
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch_on_preemption_or_on_a_resume() -> None:
+    def flat(sequences: list[list[int]]) -> torch.Tensor:
+        return hashed(sequences) / 10 + torch.linspace(0, 2, VOCAB)
+
+    requests = [request(f"r{i}", [3 + i] * (5 + i), 20, seed=i, temperature=1.0, top_p=0.9) for i in range(6)]
+    roomy = run(make_engine(PagedDouble(flat, num_kv_blocks=100)), requests)
+    tight_engine = make_engine(PagedDouble(flat, num_kv_blocks=7), max_num_batched_tokens=9)
+    tight = run(tight_engine, requests)
+    assert tight_engine.stats().preemptions > 0
+    for new in requests:
+        ids = token_ids(roomy[new.id])
+        assert token_ids(tight[new.id]) == ids
+        resumed = replace(new, output_token_ids=tuple(ids[:7]))
+        assert token_ids(run(make_engine(PagedDouble(flat)), [resumed])[new.id]) == ids[7:]
+    assert len({tuple(token_ids(roomy[new.id])) for new in requests}) == 6
+
+
+def test_requests_come_and_go_at_every_step() -> None:
+    requests = [request(f"r{i}", [3 + i] * (1 + 7 * i % 40), 3 + i % 13) for i in range(60)]
+    engine = make_engine(PagedDouble(hashed, num_kv_blocks=20), max_num_seqs=8, max_num_batched_tokens=32)
+    deltas: Output = defaultdict(list)
+    for new in requests:
+        engine.add(new)
+        for delta in engine.step():
+            deltas[delta.request_id].append(delta)
+    for request_id, rest in run(engine).items():
+        deltas[request_id] += rest
+    assert {new.id: token_ids(deltas[new.id]) for new in requests} == {new.id: alone(new) for new in requests}
+    assert_empty(engine)
+    stats = engine.stats()
+    assert stats.output_tokens == sum(new.max_tokens for new in requests)
+    assert stats.prompt_tokens >= sum(len(new.prompt_token_ids) for new in requests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_tiny_temperatures_give_the_greedy_ids(dtype: torch.dtype, scale: float) -> None:
+    given = case("B02")
+
+    def logits(sequences: list[list[int]]) -> torch.Tensor:
+        return (tiny()(sequences) * scale).to(dtype)
+
+    requests = [
+        request(f"t{t}", given["prompt_ids"], 20, seed=1, temperature=float(t))
+        for t in [*given["temperatures"], 1.0]
+    ]
+    together = run(make_engine(PagedDouble(logits)), requests)
+    greedy = token_ids(together["t0"])
+    assert [token_ids(together[new.id]) for new in requests[:-1]] == [greedy] * 5
+    assert token_ids(together["t1.0"]) == token_ids(
+        run(make_engine(PagedDouble(logits)), requests[-1:])["t1.0"]
+    )
+    references = {tuple(ref["prompt_ids"]): ref["greedy_40"] for ref in tiny_references()}
+    assert greedy == references[tuple(given["prompt_ids"])][:20]
+
+
+@pytest.mark.parametrize("bad", [[float("nan")] * VOCAB, [float("-inf")] * VOCAB, [float("inf")] * 2])
+def test_bad_logits_fail_their_own_request_only(bad: list[float]) -> None:
+    references = [tiny_references()[i] for i in (0, 3, 5, 7)]
+    broken = references[2]["prompt_ids"]
+
+    def logits(sequences: list[list[int]]) -> torch.Tensor:
+        out = tiny()(sequences).clone()
+        for row, tokens in enumerate(sequences):
+            if tokens[: len(broken)] == broken and len(tokens) == len(broken) + 5:
+                out[row, : len(bad)] = torch.tensor(bad)
+        return out
+
+    engine = make_engine(PagedDouble(logits))
+    deltas = run(engine, [request(str(i), ref["prompt_ids"], 12) for i, ref in enumerate(references)])
+    for i in (0, 1, 3):
+        assert token_ids(deltas[str(i)]) == references[i]["greedy_40"][:12]
+    assert token_ids(deltas["2"]) == references[2]["greedy_40"][:5]
+    error = deltas["2"][-1].error
+    assert error is not None
+    assert error.code == ErrorCode.INVALID_LOGITS
+    assert "output token 5" in error.message
+    assert_empty(engine)
+
+
+def test_one_larger_than_the_pool_is_refused_and_those_behind_it_run() -> None:
+    engine = make_engine(PagedDouble(tiny(), max_model_len=128, num_kv_blocks=8))
+    with pytest.raises(RequestError, match=r"at least 80 tokens .* 64"):
+        engine.add(request("big", [3 + 7 * i % 500 for i in range(80)], 4))
+    references = tiny_references()
+    deltas = run(engine, [request(name, references[i]["prompt_ids"], 8) for i, name in enumerate("ab")])
+    assert [token_ids(deltas[name]) for name in "ab"] == [references[i]["greedy_40"][:8] for i in (0, 1)]
+    assert_empty(engine)
+
+
+def test_a_pool_smaller_than_one_sequence_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    make_engine(PagedDouble(hashed, max_model_len=128, num_kv_blocks=8))
+    assert "64 tokens" in caplog.text
+    assert "128" in caplog.text
+
+
+def test_alone_it_fills_the_pool_and_ends_by_length() -> None:
+    deltas = run(make_engine(PagedDouble(hashed, num_kv_blocks=2)), [request("r", [5] * 10, 100)])["r"]
+    assert len(token_ids(deltas)) == 16 - 10 + 1
+    assert deltas[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("budget", [1, 7, 8, 16, 17, 33, 64])
+def test_any_budget_gives_the_same_tokens_and_decodes_go_on(budget: int) -> None:
+    references = [tiny_references()[i] for i in (10, 0, 5, 9)]
+    runner = PagedDouble(tiny())
+    engine = make_engine(runner, max_num_batched_tokens=budget)
+    deltas = run(engine, [request(str(i), ref["prompt_ids"], 20) for i, ref in enumerate(references)])
+    assert [token_ids(deltas[str(i)]) for i in range(4)] == [ref["greedy_40"][:20] for ref in references]
+    assert all(sum(step.sizes) <= budget for step in runner.steps)
+    assert max(max(step.sizes) for step in runner.steps) <= budget
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
+    engine = make_engine(PagedDouble(hashed, max_model_len=128, num_kv_blocks=14), max_num_seqs=4)
+    long = request("long", [3 + 7 * i % 500 for i in range(88)], 8)
+    running = [request(f"early{i}", [40 + i] * 9, 24) for i in range(2)]
+    for new in running:
+        engine.add(new)
+    engine.step()
+    engine.add(long)
+    deltas: Output = defaultdict(list)
+    first_token: list[str] = []
+    added = 0
+    while engine.has_work() or added < 200:
+        while added < 200 and engine.stats().waiting < 6:
+            engine.add(request(f"short{added}", [100 + added] * 9, 24))
+            added += 1
+        for delta in engine.step():
+            if delta.request_id not in deltas:
+                first_token.append(delta.request_id)
+            deltas[delta.request_id].append(delta)
+    shorts_before = [name for name in first_token[: first_token.index("long")] if name.startswith("short")]
+    assert len(shorts_before) <= 2 * 4
+    assert token_ids(deltas["long"]) == alone(long)
+    assert len(deltas) == 203
+
+
+class Rounds:
+    """Two requests that share a pool with the one that is aborted."""
+
+    def __init__(self) -> None:
+        self.runner = PagedDouble(hashed, max_model_len=64, num_kv_blocks=8)
+        self.engine = make_engine(self.runner, max_num_batched_tokens=16, max_num_seqs=3)
+        self.others = [request(f"other{i}", [9 + i] * 5, 12) for i in range(2)]
+        self.deltas: Output = defaultdict(list)
+
+    def start(self) -> None:
+        self.deltas.clear()
+        self.preemptions = self.engine.stats().preemptions
+        for new in [*self.others, request("gone", [50] * 30, 34)]:
+            self.engine.add(new)
+
+    def finish(self) -> None:
+        self.until(lambda: not self.engine.has_work())
+
+    def step(self) -> None:
+        for delta in self.engine.step():
+            self.deltas[delta.request_id].append(delta)
+
+    def until(self, happened: Any) -> None:
+        for _ in range(100):
+            if happened():
+                return
+            self.step()
+        raise AssertionError("it never happened")
+
+
+def _abort_waiting(rounds: Rounds) -> None:
+    assert rounds.engine.abort("gone")
+
+
+def _abort_in_a_prefill(rounds: Rounds) -> None:
+    rounds.until(lambda: rounds.engine.stats().running == 3)
+    sequence = rounds.engine._live["gone"].sequence
+    assert 0 < sequence.num_computed_tokens < sequence.num_tokens
+    assert rounds.engine.abort("gone")
+
+
+def _abort_in_a_forward_pass(rounds: Rounds) -> None:
+    rounds.until(lambda: rounds.deltas["gone"])
+    rounds.runner.before_forward = lambda: rounds.engine.abort("gone") and None
+    rounds.step()
+    rounds.runner.before_forward = lambda: None
+
+
+def _abort_after_a_token(rounds: Rounds) -> None:
+    rounds.until(lambda: rounds.deltas["gone"])
+    assert rounds.engine.abort("gone")
+
+
+def _abort_while_preempted(rounds: Rounds) -> None:
+    rounds.until(lambda: rounds.engine.stats().preemptions > rounds.preemptions)
+    assert rounds.engine._live["gone"].sequence.slot is None
+    assert rounds.deltas["gone"]
+    assert rounds.engine.abort("gone")
+
+
+def _abort_twice(rounds: Rounds) -> None:
+    assert rounds.engine.abort("gone")
+    assert not rounds.engine.abort("gone")
+
+
+def _abort_after_the_end(rounds: Rounds) -> None:
+    rounds.until(lambda: rounds.deltas["gone"] and rounds.deltas["gone"][-1].finish_reason)
+    assert not rounds.engine.abort("gone")
+
+
+ABORTS = [
+    _abort_waiting,
+    _abort_in_a_prefill,
+    _abort_in_a_forward_pass,
+    _abort_after_a_token,
+    _abort_while_preempted,
+    _abort_twice,
+    _abort_after_the_end,
+]
+
+
+@pytest.mark.parametrize("abort", ABORTS, ids=lambda abort: abort.__name__.removeprefix("_abort_"))
+def test_an_abort_in_any_state_frees_everything(abort: Any) -> None:
+    rounds = Rounds()
+    for _ in range(5):
+        rounds.start()
+        abort(rounds)
+        sent = len(rounds.deltas["gone"])
+        rounds.finish()
+        assert len(rounds.deltas["gone"]) == sent, "a delta after the abort"
+        for new in rounds.others:
+            assert token_ids(rounds.deltas[new.id]) == alone(new)
+        assert_empty(rounds.engine)
+
+
+def test_bulk_calls_return_their_own_results_in_order() -> None:
+    engine = make_engine(PagedDouble(tiny()), max_num_seqs=3)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    for call in [[0, 5, 3, 1], [2, 4, 6], [], [0]]:
+        results = engine.generate([tiny_references()[i]["prompt_ids"] for i in call], params)
+        assert [result.choices[0].token_ids for result in results] == [
+            tiny_references()[i]["greedy_40"][:12] for i in call
+        ]
+        assert all(result.state == "succeeded" for result in results)
+    assert_empty(engine)
+
+
+def test_a_bad_prompt_fails_alone_in_a_bulk_call() -> None:
+    engine = make_engine(PagedDouble(hashed, max_model_len=64))
+    results = engine.generate([[5, 6], [], [512], [5] * 64, [7]], SamplingParams(temperature=0, max_tokens=3))
+    assert [result.state for result in results] == ["succeeded", "failed", "failed", "failed", "succeeded"]
+    codes = [result.error.code for result in results if result.error]
+    assert codes == ["invalid_request", "invalid_request", "context_length_exceeded"]
+    assert [result.usage.completion_tokens for result in results if result.usage] == [3, 0, 0, 0, 3]
+
+
+def test_a_bulk_call_refuses_an_engine_at_work_and_ids_given_twice() -> None:
+    engine = make_engine(PagedDouble(hashed))
+    job = Job(id="a", prompt=[5])
+    with pytest.raises(MillstreamError, match="same id"):
+        engine.generate([job, job])
+    engine.add(request("r", [5]))
+    with pytest.raises(MillstreamError, match="idle"):
+        engine.generate([[5]])
+    engine.abort("r")
+
+
+def test_an_interrupted_bulk_call_leaves_nothing_behind() -> None:
+    runner = PagedDouble(hashed)
+    engine = make_engine(runner)
+
+    def interrupt() -> None:
+        if len(runner.steps) == 3:
+            raise KeyboardInterrupt
+
+    runner.before_forward = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        generate(engine, [[5], [6]], SamplingParams(max_tokens=50, ignore_eos=True))
+    assert_empty(engine)
+
+
+def test_a_forward_pass_that_fails_is_for_the_process_to_handle() -> None:
+    def broken(sequences: list[list[int]]) -> torch.Tensor:
+        raise RuntimeError(f"kernel died on {len(sequences)}")
+
+    logits: Logits = broken
+    engine = make_engine(PagedDouble(logits))
+    engine.add(request("r", [5]))
+    with pytest.raises(RuntimeError, match="kernel died"):
+        engine.step()
+
+
+def test_an_idle_step_computes_nothing() -> None:
+    runner = PagedDouble(hashed)
+    assert make_engine(runner).step() == []
+    assert runner.steps == []
