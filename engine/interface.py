@@ -1,9 +1,9 @@
 """The engine's outside: what a worker hands in and what comes back. No torch here.
 
-    prepare(job) -> Request      any thread: render, tokenize, check
-    add(request)                 engine thread, between steps
-    step() -> [Delta, ...]       engine thread: one forward pass, at most one token a running sequence
-    abort(request_id)            engine thread, between steps
+prepare(job) -> Request      any thread: render, tokenize, check
+add(request)                 engine thread, between steps
+step() -> [Delta, ...]       engine thread: one forward pass, at most one token a running sequence
+abort(request_id)            engine thread, between steps
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Request:
 class Delta:
     """What one step made for one choice of one request.
 
-    Joined over a request (and after an earlier attempt's logged text), `text` is the whole output and `token_ids`
-    are all sampled ids. A delta with `finish_reason` or `error` is the last of its choice.
+    Joined over a request (and after an earlier attempt's logged text), `text` is the whole output and
+    `token_ids` are all sampled ids. A delta with `finish_reason` or `error` is the last of its choice.
     """
 
     request_id: str
@@ -118,9 +118,9 @@ class EngineCore(Protocol):
 class Chunk:
     """The tokens of one sequence that one step computes.
 
-        sequence   p p p p p p p o o          p prompt, o output so far
-        in the KV  ^^^^^                      start = 5
-                        ^^^^^^^ token_ids     positions 5 .. 8
+    sequence   p p p p p p p o o          p prompt, o output so far
+    in the KV  ^^^^^                      start = 5
+                    ^^^^^^^ token_ids     positions 5 .. 8
     """
 
     token_ids: Sequence[int]
@@ -135,8 +135,8 @@ class Chunk:
 class Runner(Protocol):
     """The model half: it computes chunks against KV it owns and knows nothing of requests.
 
-    The engine decides which blocks belong to whom; the runner reads and writes only where a block table points.
-    Blocks are numbered 0 .. num_kv_blocks - 1; the engine hands out every one of them.
+    The engine decides which blocks belong to whom; the runner reads and writes only where a block table
+    points. Blocks are numbered 0 .. num_kv_blocks - 1; the engine hands out every one of them.
     """
 
     @property
