@@ -27,8 +27,9 @@ def begin(places: Places, asked: Manifest, *, resume: bool, overwrite: bool) -> 
     if found is None:
         return _beside_foreign_output(places, asked, resume)
     if found.finished is None:
-        if not places.spool.exists() or places.spool.stat().st_size == 0:
-            return _anew(places, asked)
+        nothing_done = not places.spool.exists() or places.spool.stat().st_size == 0
+        if nothing_done and found.differences(asked):
+            return _anew(places, asked)  # a mistake in the command, corrected
         return _same_question(places, found, asked)
     return _after_the_end(places, found, found.finished, asked, resume)
 

@@ -69,10 +69,12 @@ class Run:
         self._admit()
         full = not self._window.submit()
         if len(self._window):
+            self._waiting.explain(full)
             ended = self._window.collect(BLOCK_S)
-            self._store(ended)
+            if ended:
+                self._store(ended)
+                self._waiting.heard()
             self._window.forget_stored()
-            self._waiting.consider(heard=bool(ended), full=full)
         self._screen.show(self._counts)
         if len(self._window) or not self._input_ended:
             return True
@@ -144,17 +146,20 @@ class Waiting:
         self._next_look = 0.0
         self._said: str | None = None
 
-    def consider(self, *, heard: bool, full: bool) -> None:
-        """Look at the queue if nothing has ended for a while."""
+    def heard(self) -> None:
+        """Jobs end: there is nothing to explain for a while."""
+        self._next_look = time.monotonic() + SILENCE_S
+
+    def explain(self, full: bool) -> None:
+        """Look at the queue, if nothing has ended for a while, and say why. `full`: it took no more rows."""
         now = time.monotonic()
-        if heard:
-            self._next_look = now + SILENCE_S
-        elif now >= self._next_look:
-            self._next_look = now + SILENCE_S
-            why = self._reason(self._queue.run(calls.status(self._queue.keys)), full)
-            if why is not None and why != self._said:
-                self._screen.note(why)
-            self._said = why
+        if now < self._next_look:
+            return
+        self._next_look = now + SILENCE_S
+        why = self._reason(self._queue.run(calls.status(self._queue.keys)), full)
+        if why is not None and why != self._said:
+            self._screen.note(why)
+        self._said = why
 
     def _reason(self, status: Status, full: bool) -> str | None:
         name = self._queue.keys.queue

@@ -74,11 +74,16 @@ def generate(
     signal.signal(signal.SIGINT, _interrupt)
     from producer.bulk.generate import Order
     from producer.bulk.generate import generate as run
+    from producer.cli import screen
 
     order = Order(
         source, output, defaults, model, queue, redis_url, window, redis_timeout, resume, overwrite, quiet
     )
-    report = run(order)
+    try:
+        report = run(order)
+    except KeyboardInterrupt:
+        screen.note("interrupted: the same command goes on from here")
+        raise typer.Exit(exits.INTERRUPTED) from None
     raise typer.Exit(
         _already_done(output, quiet, as_json) if report is None else _report(report, quiet, as_json)
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,48 +15,10 @@ from broker import calls
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
-from millstream.__main__ import main
 from tests.producer.fake_worker import Failure, FakeWorker
-from tests.servers import ValkeyServer
+from tests.producer.program import Program
 
-
-@dataclass
-class Done:
-    """How a command ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Program = Callable[..., Done]
 COMMAND = [sys.executable, "-m", "millstream"]
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """One kind of server is enough here: what differs between kinds shows in the tests of the client."""
-    with ValkeyServer(aof=False) as server:
-        yield server.url
-
-
-@pytest.fixture
-def program(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Program:
-    """Runs a command line in this process: what is a process of its own costs a second of imports."""
-
-    def run(*arguments: str, stdin: str = "", **environ: str) -> Done:
-        with monkeypatch.context() as patch:
-            for name, value in {"REDIS_URL": url, **environ}.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["millstream", *arguments])
-            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-            with pytest.raises(SystemExit) as end:
-                main()
-        code = end.value.code
-        assert isinstance(code, int)
-        return Done(code, *capsys.readouterr())
-
-    return run
 
 
 def refuse(_: object) -> str:

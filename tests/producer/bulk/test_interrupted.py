@@ -1,0 +1,205 @@
+"""Runs that are killed or interrupted at any moment, and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.producer.bulk.orders import read_rows, run, write_rows
+from tests.producer.fake_worker import FakeWorker, echo
+
+
+def fork(source: Path, output: Path, url: str) -> int:
+    """Run in a child process that needs no imports: kills then fall into the run and not before it. Its pid."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            run(source, output, url)
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int, seconds: float) -> int | None:
+    """The exit code, once there is one."""
+    status: list[int] = []
+
+    def reap() -> bool:
+        pid, raw = os.waitpid(child, os.WNOHANG)
+        status.extend([os.waitstatus_to_exitcode(raw)] if pid else [])
+        return bool(pid)
+
+    return status[0] if wait_for(reap, seconds) else None
+
+
+def slowly(job: object) -> str:
+    time.sleep(0.001)
+    return echo(job)  # type: ignore[arg-type]
+
+
+def test_killed_at_any_moment_it_ends_as_if_undisturbed_and_nothing_runs_twice(
+    url: str, tmp_path: Path
+) -> None:
+    rows = [{"custom_id": number, "prompt": f"row {number}"} for number in range(400)]
+    source = write_rows(tmp_path / "in.jsonl", [*rows, {"prompt": 3}])
+    with FakeWorker(url):
+        run(source, tmp_path / "undisturbed.jsonl", url)
+    draw = random.Random(7)
+    kills = 0
+    with FakeWorker(url, answer=slowly) as worker:
+        while True:
+            child = fork(source, tmp_path / "out.jsonl", url)
+            code = ended(child, draw.uniform(0.02, 0.3))
+            if code is not None:
+                break
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            kills += 1
+            assert kills < 200
+    assert code == 0
+    assert kills > 3
+    for name in ("{}.jsonl", "{}.errors.jsonl"):
+        assert (tmp_path / name.format("out")).read_bytes() == (
+            tmp_path / name.format("undisturbed")
+        ).read_bytes()
+    assert len(worker.answered) == len(set(worker.answered)) == 400
+
+
+def family(state: Path) -> list[str]:
+    """What still runs of brokers and workers that belong to a state folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = " ".join(process.info["cmdline"] or [])
+        ours = str(state) in words or (process.info["environ"] or {}).get("MILLSTREAM_STATE") == str(state)
+        if ours and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(words)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+class Alone:
+    """`millstream generate` as its own process, with an embedded broker and a worker of its own."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.state = folder / "state"
+        self.source = folder / "in.jsonl"
+        self.output = folder / "out.jsonl"
+        self._model = model
+        inherited = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
+        self._environ = {**inherited, "MILLSTREAM_STATE": str(self.state), "MILLSTREAM_BROKER_IDLE_S": "2"}
+
+    def start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "millstream", "generate", self.source, "-o", self.output]
+        return subprocess.Popen(
+            [*command, "--model", self._model, "--json"],
+            env=self._environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+def test_with_a_worker_of_its_own_it_leaves_nothing_behind(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, "dry-run:echo")
+    write_rows(alone.source, [{"prompt": f"row {number}"} for number in range(5)])
+    process = alone.start()
+    out, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert json.loads(out)["answered"] == 5
+    assert [row["completion"] for row in read_rows(alone.output)] == [f"row {number}" for number in range(5)]
+    assert family(alone.state) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+def test_ctrl_c_is_130_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    alone = Alone(tmp_path, "dry-run:words?delay=20ms")
+    write_rows(alone.source, [{"prompt": f"row {number}"} for number in range(300)])
+    process = alone.start()
+    spool = tmp_path / "out.jsonl.run" / "spool"
+    assert wait_for(lambda: spool.exists() and spool.stat().st_size > 0, 60)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, b"Traceback" in errors) == (130, False)
+    assert family(alone.state) == []
+    again = alone.start()
+    out, errors = again.communicate(timeout=60)
+    assert again.returncode == 0, errors
+    assert json.loads(out)["kept"] > 0
+    assert [row["completion"] for row in read_rows(alone.output)] == [
+        f"row {number}" for number in range(300)
+    ]
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, "dry-run:nothing-of-the-kind")
+    write_rows(alone.source, [{"prompt": "a"}])
+    process = alone.start()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"nothing-of-the-kind" in errors.splitlines()[-1]
+    assert b"Traceback" not in errors
+    assert family(alone.state) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [" worker ", "valkey-server"])
+def test_its_worker_or_its_broker_may_be_killed(tmp_path: Path, victim: str) -> None:
+    alone = Alone(tmp_path, "dry-run:words?delay=20ms")
+    write_rows(alone.source, [{"prompt": f"row {number} of many"} for number in range(3000)])
+    process = alone.start()
+    spool = tmp_path / "out.jsonl.run" / "spool"
+    assert wait_for(lambda: spool.exists() and spool.stat().st_size > 0, 60)
+    for killed in psutil.process_iter(["cmdline", "environ"]):
+        words = " ".join(killed.info["cmdline"] or [])
+        ours = (killed.info["environ"] or {}).get("MILLSTREAM_STATE") == str(alone.state)
+        if ours and victim in words and str(process.pid) != str(killed.pid):
+            killed.kill()
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(out)["answered"] == 3000
+    assert victim != " worker " or b"was started again" in errors
+    assert [row["completion"] for row in read_rows(alone.output)] == [
+        f"row {number} of many" for number in range(3000)
+    ]
+    assert family(alone.state) == []
+
+
+@pytest.mark.long
+def test_fifty_interruptions_leave_at_most_one_broker_and_no_worker(tmp_path: Path) -> None:
+    alone = Alone(tmp_path, "dry-run:words?delay=20ms")
+    rows = [f"row {number} of many" for number in range(6000)]
+    write_rows(alone.source, [{"prompt": row} for row in rows])
+    draw = random.Random(11)
+    for _ in range(50):
+        process = alone.start()
+        how = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+        time.sleep(draw.uniform(0.5, 4.0))
+        process.send_signal(how)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130), errors
+        assert wait_for(lambda: not [one for one in family(alone.state) if " worker " in one], 15)
+        assert sum("valkey-server" in one for one in family(alone.state)) <= 1
+    process = alone.start()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert [row["completion"] for row in read_rows(alone.output)] == rows
+    assert wait_for(lambda: family(alone.state) == [], 15)
