@@ -89,7 +89,12 @@ def encode_token(
 
 
 def encode_terminal(
-    job_id: str, seq: int, attempt: int, kind: TerminalType, code: str | None = None, message: str | None = None
+    job_id: str,
+    seq: int,
+    attempt: int,
+    kind: TerminalType,
+    code: str | None = None,
+    message: str | None = None,
 ) -> bytes:
     """A terminal event as bytes."""
     event = TerminalEvent(type=kind, id=job_id, seq=seq, attempt=attempt, code=code, message=message)

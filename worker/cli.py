@@ -1,30 +1,13 @@
-"""The verb `worker`: its flags, its signals, its exit."""
+"""The verb `worker` and its flags. What is slow to import is imported when it runs."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from broker.connection import connect_async, redact, resolve_url, wait_until_ready_async
-from broker.embedded import EmbeddedBroker
-from broker.keys import Keys
-from broker.queue import AsyncQueue
-from protocol import MillstreamError
-from worker.model_process import ModelCrashed
-from worker.parent import Worker, WorkerSettings
-
-log = logging.getLogger("millstream.worker")
-
-REDIS_PATIENCE_S = 30.0
-"""How long a worker waits at its start for a Redis that is still coming up."""
 
 ENGINE = "Engine"
 QUEUE = "Queue and leases"
@@ -89,6 +72,9 @@ def worker(
     log_level: Annotated[str, typer.Option(envvar="MILLSTREAM_LOG_LEVEL")] = "info",
 ) -> None:
     """Run the model and answer a queue's jobs until told to stop."""
+    from worker.parent import WorkerSettings
+    from worker.serve import serve
+
     logging.basicConfig(
         level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
@@ -112,37 +98,7 @@ def worker(
         step_timeout_s=step_timeout,
         burst=burst,
     )
-    with ExitStack() as stack:
-        url = resolve_url(redis_url, os.environ)
-        if url is None:
-            url = stack.enter_context(EmbeddedBroker()).url
-        asyncio.run(_serve(url, Keys(queue), settings, leash_fd))
-
-
-async def _serve(url: str, keys: Keys, settings: WorkerSettings, leash_fd: int | None) -> None:
-    await wait_until_ready_async(url, REDIS_PATIENCE_S)
-    log.info("queue %s on %s", keys.queue, redact(url))
-    queue = AsyncQueue(connect_async(url), keys)
-    serving = Worker(queue, settings)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.stop)
-    if leash_fd is not None:
-        loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
-    try:
-        await serving.run()
-    except ModelCrashed as error:
-        raise MillstreamError(
-            f"the model process keeps dying while it loads {settings.model}: {error}"
-        ) from None
-    finally:
-        await queue.close()
-
-
-def _let_go(loop: asyncio.AbstractEventLoop, leash_fd: int, serving: Worker) -> None:
-    if not os.read(leash_fd, 1024):
-        loop.remove_reader(leash_fd)
-        serving.stop_now()
+    serve(redis_url, queue, settings, leash_fd)
 
 
 def _local(model: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +10,10 @@ from typing import Any
 
 from protocol import Fingerprint, ModelUnavailable
 from worker.frames import MAX_FRAME, Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
+
+
+STOP_S = 5.0
+"""How long a model process is given to notice that its pipe is closed."""
 
 
 class ModelCrashed(Exception):
@@ -106,12 +109,11 @@ class ModelProcess:
 
     async def stop(self) -> None:
         """End the process: closing its pipe is enough, a process that hangs is killed."""
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        if not self._writer.transport.is_closing():  # it closes itself when the process has died
+            self._writer.transport.abort()
         try:
-            await asyncio.wait_for(asyncio.to_thread(self._process.wait, 5), 6)
-        except (subprocess.TimeoutExpired, TimeoutError):
+            await asyncio.to_thread(self._process.wait, STOP_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 

@@ -1,0 +1,263 @@
+"""A worker does what a queue asks of it, and nobody outlives anybody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+from broker import calls
+from broker.queue import Queue
+from protocol import TerminalEvent, TokenEvent
+from tests.worker.harness import (
+    WORDS,
+    Workers,
+    ended,
+    logged,
+    nothing_left,
+    result,
+    submit,
+    until,
+    watch,
+    words,
+)
+
+
+def test_a_job_is_streamed_while_it_runs_and_its_result_is_stored(queue: Queue, workers: Workers) -> None:
+    workers.start()
+    submit(queue, "j", words(8), seed=5)
+    text, events = watch(queue, "j")
+    stored = result(queue, "j")
+    assert text == words(8) == stored.text
+    assert stored.state == "succeeded"
+    assert stored.choices[0].finish_reason == "stop"
+    assert (stored.attempt, stored.seed, stored.model) == (1, 5, "dry-run:words")
+    assert stored.usage is not None
+    assert (stored.usage.prompt_tokens, stored.usage.completion_tokens) == (8, 8)
+    assert stored.started_at is not None
+    assert stored.finished_at is not None
+    assert 0.3 < stored.finished_at - stored.started_at < 10
+    tokens = [event for event in events if isinstance(event, TokenEvent)]
+    assert len(tokens) == 8
+    assert [token.finish_reason for token in tokens] == [None] * 7 + ["stop"]
+    assert isinstance(events[-1], TerminalEvent)
+    assert events[-1].type == "done"
+    nothing_left(queue)
+
+
+def test_a_job_that_nobody_streams_is_logged_in_larger_pieces(queue: Queue, workers: Workers) -> None:
+    workers.start(model="dry-run:words")
+    submit(queue, "j", words(200), stream=False)
+    text, events = watch(queue, "j")
+    assert text == words(200)
+    assert len(events) <= 200 // 64 + 2
+
+
+def test_jobs_share_the_batch_up_to_the_slots(queue: Queue, workers: Workers) -> None:
+    for number in range(12):
+        submit(queue, f"j{number}", words(20))
+    worker = workers.start(model="dry-run:words?delay=20ms&slots=4").ready()
+    until(lambda: logged(queue, "j0") > 2, "running")
+    status = queue.run(calls.status(queue.keys))
+    assert status.running == 5, "4 slots, and a waiting window of one"
+    assert status.waiting == 7
+    for number in range(12):
+        assert ended(queue, f"j{number}").text == words(20)
+    assert worker.process.poll() is None
+    nothing_left(queue)
+
+
+def test_a_bad_job_fails_alone_with_words_for_its_user(queue: Queue, workers: Workers) -> None:
+    workers.start()
+    queue.client.hset(queue.keys.meta, "probe", 1)
+    submit(queue, "empty", "")
+    submit(queue, "good", words(3))
+    failed = ended(queue, "empty")
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert failed.error.code == "invalid_request"
+    assert "empty" in failed.error.message
+    assert failed.attempt == 1
+    assert ended(queue, "good").text == words(3)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"{not json",
+        b"[1,2,3]",
+        b"null",
+        b"\xff\xfe\x00\xff",
+        b'{"v":99,"id":"j","prompt":"x"}',
+        b'{"id":"j"}',
+    ],
+)
+def test_a_payload_that_is_no_job_fails_alone(queue: Queue, workers: Workers, payload: bytes) -> None:
+    submit(queue, "j", "to be damaged")
+    queue.client.hset(queue.keys.job("j"), "payload", payload)
+    submit(queue, "good", words(3))
+    worker = workers.start()
+    failed = ended(queue, "j")
+    assert failed.state == "failed"
+    assert failed.error is not None
+    assert failed.error.code == "invalid_request"
+    assert ended(queue, "good").text == words(3)
+    assert worker.process.poll() is None
+
+
+def test_entries_that_are_no_jobs_go_to_the_dead_letters(queue: Queue, workers: Workers) -> None:
+    worker = workers.start().ready()
+    stream = queue.keys.jobs("normal", "default")
+    submit(queue, "first", words(2))
+    for fields in ({"x": "no id"}, {"payload": "{not json"}, {"id": "never-submitted"}):
+        queue.client.xadd(stream, fields)  # type: ignore[arg-type]
+    queue.client.zadd(queue.keys.tenants("normal"), {"default": 0}, nx=True)
+    submit(queue, "good", words(2))
+    assert ended(queue, "good").text == words(2)
+    until(lambda: queue.client.xlen(queue.keys.dead) == 3, "three dead letters")
+    assert worker.process.poll() is None
+    nothing_left(queue)
+
+
+def test_two_workers_share_a_queue(queue: Queue, workers: Workers) -> None:
+    for number in range(40):
+        submit(queue, f"j{number}", words(10))
+    workers.start(model="dry-run:words?delay=20ms&slots=4")
+    workers.start(model="dry-run:words?delay=20ms&slots=4")
+    results = [ended(queue, f"j{number}") for number in range(40)]
+    assert all(one.text == words(10) and one.attempt == 1 for one in results)
+    assert len({one.worker for one in results}) == 2
+    nothing_left(queue)
+
+
+def test_cancel_in_every_state(queue: Queue, workers: Workers) -> None:
+    workers.start(model="dry-run:words?delay=50ms&slots=1")
+    submit(queue, "running", words(100))
+    until(lambda: logged(queue, "running") >= 5, "five words")
+    for name in ("window", "waiting"):
+        submit(queue, name, words(3))
+    submit(queue, "next", words(3))
+    assert queue.run(calls.cancel(queue.keys, "waiting")) == ("cancelled", None)
+    assert queue.run(calls.cancel(queue.keys, "running")) == ("cancelling", None)
+    text, events = watch(queue, "running")
+    partial = result(queue, "running")
+    assert partial.state == "cancelled"
+    assert partial.text == text
+    assert words(100).startswith(text)
+    assert 5 <= len(partial.choices[0].token_ids) < 50
+    assert events[-1].type == "cancelled"
+    assert ended(queue, "waiting").attempt == 0
+    assert queue.run(calls.cancel(queue.keys, "running")) == ("ended", "cancelled")
+    assert queue.run(calls.cancel(queue.keys, "unknown")) == ("unknown", None)
+    assert ended(queue, "next").text == words(3)
+    assert ended(queue, "window").text == words(3)
+    nothing_left(queue)
+
+
+def test_sigterm_finishes_what_fits_in_the_grace_time(queue: Queue, workers: Workers) -> None:
+    worker = workers.start().ready()
+    submit(queue, "j", words(20))
+    until(lambda: logged(queue, "j") >= 3, "started")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert result(queue, "j").text == words(20)
+    assert queue.run(calls.status(queue.keys)).workers == ()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_hands_the_jobs_back_at_once(queue: Queue, workers: Workers, second: int) -> None:
+    worker = workers.start().ready()
+    submit(queue, "j", words(50))
+    until(lambda: logged(queue, "j") >= 3, "started")
+    worker.signal(signal.SIGTERM)
+    until(lambda: "stopping" in worker.log, "first signal heard")
+    worker.signal(second)
+    assert worker.wait(5) == 0
+    before = logged(queue, "j")
+    assert 3 <= before < 50
+    workers.start()
+    text, _ = watch(queue, "j")
+    assert text == words(50)
+    assert result(queue, "j").attempt == 2
+
+
+def test_burst_ends_with_the_queue(queue: Queue, workers: Workers) -> None:
+    for number in range(30):
+        submit(queue, f"j{number}", words(3))
+    assert workers.start("--burst", model="dry-run:echo").wait() == 0
+    assert all(result(queue, f"j{number}").text == words(3) for number in range(30))
+
+
+def test_a_leash_that_is_let_go_ends_the_worker(queue: Queue, workers: Workers) -> None:
+    read, write = os.pipe()
+    worker = workers.start("--leash-fd", str(read), pass_fds=(read,)).ready()
+    os.close(read)
+    submit(queue, "j", words(100))
+    until(lambda: logged(queue, "j") >= 2, "started")
+    children = psutil.Process(worker.process.pid).children()
+    os.close(write)
+    assert worker.wait(5) == 0
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert queue.run(calls.look(queue.keys, "j")).state == "queued"
+
+
+def test_another_model_is_refused(workers: Workers) -> None:
+    workers.start(model="dry-run:words").ready()
+    other = workers.start(model="dry-run:echo")
+    assert other.wait() == 1
+    assert "dry-run:words" in other.log
+    assert "dry-run:echo" in other.log
+    assert "Traceback" not in other.log
+
+
+def test_a_model_that_is_not_there_is_one_line(workers: Workers) -> None:
+    worker = workers.start(model="no/such-model-anywhere.gguf")
+    assert worker.wait(60) == 1
+    assert "no/such-model-anywhere" in worker.log.splitlines()[-1]
+    assert "Traceback" not in worker.log
+
+
+def test_a_redis_that_is_not_there_is_one_line(workers: Workers) -> None:
+    workers.url = "redis://:secret@127.0.0.1:1/0"
+    worker = workers.start(model="dry-run:echo")
+    worker.signal(0)
+    until(lambda: worker.process.poll() is not None or worker.log != "", "a word")
+    assert worker.wait(60) == 1
+    assert "127.0.0.1:1" in worker.log
+    assert "secret" not in worker.log
+    assert "Traceback" not in worker.log
+
+
+def test_heartbeats_tell_how_a_worker_does(queue: Queue, workers: Workers) -> None:
+    worker = workers.start().ready()
+    (beat,) = queue.run(calls.status(queue.keys)).workers
+    assert beat.alive
+    assert beat.info["pid"] == worker.process.pid
+    assert beat.info["model"] == "dry-run:words"
+    assert beat.info["slots"] == 256
+    assert json.dumps(beat.info)
+
+
+def test_a_cancel_that_meets_the_end_hits_nobody_else(queue: Queue, workers: Workers) -> None:
+    workers.start(model="dry-run:words?slots=1")
+    for number in range(60):
+        submit(queue, f"a{number}", words(2))
+        submit(queue, f"b{number}", words(2))
+        canceller = threading.Thread(target=queue.run, args=(calls.cancel(queue.keys, f"a{number}"),))
+        canceller.start()
+        assert ended(queue, f"b{number}").text == words(2)
+        canceller.join()
+        assert ended(queue, f"a{number}").state in {"succeeded", "cancelled"}
+    nothing_left(queue)
+
+
+def test_one_step_of_delay_is_what_words_takes(queue: Queue, workers: Workers) -> None:
+    """The words engine makes one word a step: tokens arrive while the job runs, not at its end."""
+    workers.start(model=WORDS).ready()
+    submit(queue, "j", words(30))
+    until(lambda: 0 < logged(queue, "j") < 20, "some words, not all")
+    assert queue.run(calls.look(queue.keys, "j")).state == "running"

@@ -1,0 +1,61 @@
+"""A worker as a process: the server it serves, its signals, its leash."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import ExitStack
+
+from broker.connection import connect_async, redact, resolve_url, wait_until_ready_async
+from broker.embedded import EmbeddedBroker
+from broker.keys import Keys
+from broker.queue import AsyncQueue
+from protocol import MillstreamError
+from worker.model_process import ModelCrashed
+from worker.parent import Worker, WorkerSettings
+
+log = logging.getLogger("millstream.worker")
+
+REDIS_PATIENCE_S = 30.0
+"""How long a worker waits at its start for a Redis that is still coming up."""
+
+
+def serve(redis_url: str | None, queue: str, settings: WorkerSettings, leash_fd: int | None) -> None:
+    """Run a worker until it is told to stop.
+
+    Raises:
+        MillstreamError: no Redis, no model, or another model than the queue's.
+    """
+    with ExitStack() as stack:
+        url = resolve_url(redis_url, os.environ)
+        if url is None:
+            url = stack.enter_context(EmbeddedBroker()).url
+        asyncio.run(_serve(url, Keys(queue), settings, leash_fd))
+
+
+async def _serve(url: str, keys: Keys, settings: WorkerSettings, leash_fd: int | None) -> None:
+    await wait_until_ready_async(url, REDIS_PATIENCE_S)
+    log.info("queue %s on %s", keys.queue, redact(url))
+    queue = AsyncQueue(connect_async(url), keys)
+    serving = Worker(queue, settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.stop)
+    if leash_fd is not None:
+        loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
+    try:
+        await serving.run()
+    except ModelCrashed as error:
+        raise MillstreamError(
+            f"the model process keeps dying while it loads {settings.model}: {error}"
+        ) from None
+    finally:
+        await queue.close()
+
+
+def _let_go(loop: asyncio.AbstractEventLoop, leash_fd: int, serving: Worker) -> None:
+    if not os.read(leash_fd, 1024):
+        loop.remove_reader(leash_fd)
+        serving.stop_now()
