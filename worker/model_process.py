@@ -11,7 +11,6 @@ from typing import Any
 from protocol import Fingerprint, ModelUnavailable
 from worker.frames import MAX_FRAME, Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
 
-
 STOP_S = 5.0
 """How long a model process is given to notice that its pipe is closed."""
 
