@@ -73,7 +73,10 @@ def open_engine(load: Load) -> EngineCore:
         raise ModelUnavailable(
             f"model {load.model}: {error.name} is not installed; install millstream[worker]"
         ) from None
-    return load_engine(load.model, **load.options)
+    try:
+        return load_engine(load.model, **load.options)
+    except ValueError as error:  # an option outside its range
+        raise ModelUnavailable(f"model {load.model}: {error}") from None
 
 
 def prepare(engine: EngineCore, run: Run) -> Accepted | Refused:

@@ -44,6 +44,7 @@ def worker(
     dtype: Annotated[
         str, typer.Option(help="auto | float32 | bfloat16 | float16", rich_help_panel=ENGINE)
     ] = "auto",
+    device: Annotated[str, typer.Option(help="auto | cpu | cuda | cuda:N", rich_help_panel=ENGINE)] = "auto",
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Sequences that run at once (slots).", rich_help_panel=ENGINE)
     ] = None,
@@ -62,12 +63,16 @@ def worker(
     kv_memory: Annotated[
         str | None, typer.Option(help="Memory for the KV cache, as 4GiB or 500MB.", rich_help_panel=ENGINE)
     ] = None,
-    slot_policy: Annotated[
-        str | None, typer.Option(help="first-fit | best-fit | priority", rich_help_panel=ENGINE)
+    admission: Annotated[
+        str | None,
+        typer.Option(help="Who gets a free slot: first-fit | best-fit | priority", rich_help_panel=ENGINE),
     ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Do not compile: start at once.", rich_help_panel=ENGINE)
-    ] = False,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--eager", help="Compile the layers (default: what pays here).", rich_help_panel=ENGINE
+        ),
+    ] = None,
     leash_fd: Annotated[int | None, typer.Option(hidden=True, help="Stop when this pipe closes.")] = None,
     log_level: Annotated[str, typer.Option(envvar="MILLSTREAM_LOG_LEVEL")] = "info",
 ) -> None:
@@ -81,14 +86,15 @@ def worker(
     given: dict[str, Any] = {
         "served_model_name": served_model_name,
         "dtype": dtype,
+        "device": device,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "max_model_len": max_model_len,
         "block_size": block_size,
         "num_kv_blocks": num_kv_blocks,
         "kv_memory": parse_bytes(kv_memory) if kv_memory is not None else None,
-        "slot_policy": slot_policy,
-        "compile": False if eager else None,
+        "admission": admission,
+        "compile": compile,
     }
     settings = WorkerSettings(
         model=_local(model),
