@@ -110,16 +110,29 @@ def counts(queue: Queue) -> tuple[int, int]:
 
 
 def snapshot(queue: Queue) -> dict[bytes, Any]:
-    """Everything on the server, consumer groups included, times to live left out."""
+    """Everything on the server, what is pending included, times to live left out."""
     client: Any = queue.client
-    readers: dict[bytes, Callable[[bytes], Any]] = {
-        b"string": client.get,
-        b"hash": client.hgetall,
-        b"list": lambda key: client.lrange(key, 0, -1),
-        b"zset": lambda key: client.zrange(key, 0, -1, withscores=True),
-        b"stream": lambda key: (client.xrange(key), [pending(queue, key) for _ in client.xinfo_groups(key)]),
-    }
-    return {key: readers[client.type(key)](key) for key in sorted(client.keys())}
+    names = sorted(client.keys())
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.type(name)
+        kinds = pipe.execute()
+        for name, kind in zip(names, kinds, strict=True):
+            READERS[kind](pipe, name)
+        values: list[Any] = pipe.execute()
+    held = dict(zip(names, values, strict=True))
+    for stream in (name for name, kind in zip(names, kinds, strict=True) if kind == b"stream"):
+        held[stream + b" pending"] = [pending(queue, stream) for _ in client.xinfo_groups(stream)]
+    return held
+
+
+READERS: dict[bytes, Callable[[Any, bytes], Any]] = {
+    b"string": lambda pipe, key: pipe.get(key),
+    b"hash": lambda pipe, key: pipe.hgetall(key),
+    b"list": lambda pipe, key: pipe.lrange(key, 0, -1),
+    b"zset": lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True),
+    b"stream": lambda pipe, key: pipe.xrange(key),
+}
 
 
 def key_names(queue: Queue) -> set[str]:

@@ -1,0 +1,296 @@
+"""Random stories of jobs, workers and zombies: whatever happens, every job ends once and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from broker import calls
+from broker.calls import Call, Lease
+from broker.keys import Keys
+from broker.queue import Queue
+from protocol import PRIORITIES, TERMINAL_STATES, decode_event
+from tests.broker.steps import (
+    TERMINAL_EVENT,
+    Worker,
+    assert_drained,
+    assert_ended_once,
+    counts,
+    end,
+    finish_call,
+    ids_of,
+    job,
+    key_names,
+    lapse,
+    say,
+    snapshot,
+    tokens,
+)
+
+KEYS = Keys()
+JOBS = 10
+
+
+@dataclass
+class Known:
+    """What must hold of one job."""
+
+    size: int
+    state: str = "queued"
+    attempt: int = 0
+    marked: bool = False
+    logged: int = 0
+    result: bytes | None = None
+
+
+@dataclass
+class Held:
+    """A lease as its worker remembers it, long after it was lost too."""
+
+    lease: Lease
+    logged: int
+
+
+@dataclass
+class Told:
+    """A worker with everything it ever leased."""
+
+    worker: Worker
+    held: list[Held] = field(default_factory=list)
+
+
+def text_of(logged: int) -> str:
+    return "".join(f"{seq} " for seq in range(1, logged + 1))
+
+
+class Story:
+    """Jobs are submitted, leased, lost and taken over by three workers, none of which ever forgets a lease."""
+
+    def __init__(self, queue: Queue, seed: int) -> None:
+        self.queue = queue
+        self.dice = random.Random(seed)
+        self.jobs: dict[str, Known] = {}
+        self.workers = [Told(Worker(queue, name)) for name in ("w1", "w2", "w3")]
+        self.last: Call[Any] | None = None
+        self.told: list[str] = []
+
+    def tell(self, steps: int) -> None:
+        happens = {
+            self.submit: 3,
+            self.lease: 4,
+            self.publish: 6,
+            self.finish: 2,
+            self.release: 1,
+            self.renew: 1,
+            self.cancel: 1,
+            self.time_passes: 3,
+            self.forget_scripts: 0.3,
+            self.repeat: 4,
+        }
+        for step in self.dice.choices([*happens], [*happens.values()], k=steps):
+            self.told.append(step.__name__)
+            step()
+            self.check()
+        self.close()
+
+    def run(self, call: Call[Any]) -> Any:
+        self.last = call
+        return self.queue.run(call)
+
+    # -- what may happen -----------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        """One of a few jobs: a new one, or one that is there already."""
+        dice = self.dice
+        asked = job(
+            f"j{dice.randrange(JOBS)}",
+            priority=dice.choice(PRIORITIES),
+            tenant=dice.choice("ab"),
+            run=dice.choice([None, "r"]),
+        )
+        answer = self.run(calls.submit(KEYS, asked))
+        if asked.id in self.jobs:
+            assert answer.outcome in ("same", "conflict")
+            assert answer.state == self.jobs[asked.id].state
+        else:
+            assert answer.outcome == "queued"
+            self.jobs[asked.id] = Known(len(asked.encode()))
+
+    def lease(self) -> None:
+        told, count = self.dice.choice(self.workers), self.dice.randint(1, 3)
+        told.worker.requests += 1
+        call = calls.lease(KEYS, told.worker.name, told.worker.requests, count, 60_000)
+        leases: list[Lease] = self.run(call)
+        assert len(set(ids_of(leases))) == len(leases) <= count
+        for lease in leases:
+            known = self.jobs[lease.id]
+            assert known.state not in TERMINAL_STATES
+            assert (lease.attempt, lease.logged) == (known.attempt + 1, known.logged)
+            known.state, known.attempt = "running", lease.attempt
+            told.held.append(Held(lease, lease.logged))
+        self.note_cancelled()
+
+    def publish(self) -> None:
+        _, held = self.any_held()
+        if held is None:
+            return
+        first, count = held.logged + 1, self.dice.randint(1, 3)
+        events = tokens(held.lease, first, *(f"{seq} " for seq in range(first, first + count)))
+        answer = self.run(calls.publish(KEYS, held.lease.id, held.lease.attempt, first, events))
+        known = self.jobs[held.lease.id]
+        if self.owns(held):
+            assert answer.outcome == ("cancel" if known.marked else "ok")
+            held.logged = known.logged = answer.logged
+        else:
+            assert answer.outcome == "lost"
+
+    def finish(self) -> None:
+        _, held = self.any_held()
+        if held is None:
+            return
+        state: Any = self.dice.choice(sorted(TERMINAL_EVENT))
+        reason = "why" if state == "dead" else ""
+        owned, known = self.owns(held), self.jobs[held.lease.id]
+        answer = self.run(finish_call(KEYS, held.lease, held.logged, text_of(held.logged), state, reason))
+        if owned:
+            assert answer == "ok"
+            known.state = state
+            known.logged += 1
+        else:
+            repeated = (known.state, known.attempt) == (state, held.lease.attempt)
+            assert answer == ("ok" if repeated else "lost")
+
+    def release(self) -> None:
+        worker, held = self.any_held()
+        if held is None:
+            return
+        owned, known = self.owns(held), self.jobs[held.lease.id]
+        crashed = self.dice.random() < 0.5
+        call = calls.release(KEYS, worker.name, [(held.lease.id, held.lease.attempt, crashed)])
+        assert self.run(call) == int(owned)
+        if owned and not known.marked:
+            known.state = "queued"
+        self.note_cancelled()
+
+    def renew(self) -> None:
+        told = self.dice.choice(self.workers)
+        pairs = [(held.lease.id, held.lease.attempt) for held in told.held]
+        expected = [
+            ("cancel" if self.jobs[held.lease.id].marked else "held") if self.owns(held) else "lost"
+            for held in told.held
+        ]
+        assert self.run(calls.renew(KEYS, told.worker.name, 60_000, pairs)) == expected
+
+    def cancel(self) -> None:
+        job_id = f"j{self.dice.randrange(JOBS)}"
+        answer, state = self.run(calls.cancel(KEYS, job_id))
+        known = self.jobs.get(job_id)
+        if known is None:
+            assert answer == "unknown"
+        elif known.state in TERMINAL_STATES:
+            assert (answer, state) == ("ended", known.state)
+        else:
+            assert answer == "cancelled" or (answer, known.state) == ("cancelling", "running")
+            known.marked = True
+        self.note_cancelled()
+
+    def time_passes(self) -> None:
+        """The lease of a running job lapses; its worker does not know."""
+        running = [job_id for job_id, known in self.jobs.items() if known.state == "running"]
+        if running:
+            lapse(self.queue, self.dice.choice(running))
+            self.last = None  # a repetition comes within the time of a lease
+
+    def forget_scripts(self) -> None:
+        client: Any = self.queue.client
+        client.script_flush()
+
+    def repeat(self) -> None:
+        """The reply of the last call was lost: the same call once more changes nothing."""
+        if self.last is not None:
+            before = self.without_times()
+            self.queue.run(self.last)
+            assert self.without_times() == before
+
+    # -- what must hold ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        with self.queue.client.pipeline(transaction=False) as pipe:
+            for job_id in self.jobs:
+                pipe.lrange(KEYS.log(job_id), 0, -1).get(KEYS.result(job_id))
+            replies: list[Any] = pipe.execute()
+        for known, log, result in zip(self.jobs.values(), replies[::2], replies[1::2], strict=True):
+            events: list[Any] = [decode_event(raw) for raw in log]
+            assert [event.seq for event in events] == list(range(1, known.logged + 1))
+            said = [event for event in events if event.type == "token"]
+            assert [event.text for event in said] == [f"{event.seq} " for event in said]
+            assert (result is not None) == (known.state in TERMINAL_STATES)
+            assert known.result in (None, result)
+            known.result = result
+        live = [known for known in self.jobs.values() if known.state not in TERMINAL_STATES]
+        assert counts(self.queue) == (len(live), sum(known.size for known in live))
+
+    def close(self) -> None:
+        """A last worker ends what is left, and then nothing is."""
+        last = Worker(self.queue, "last")
+        if self.jobs:
+            lapse(self.queue, *self.jobs)
+        for lease in last.lease(JOBS + 1):
+            say(self.queue, lease, lease.logged + 1, f"{lease.logged + 1} ")
+            assert end(self.queue, lease, lease.logged + 1, text_of(lease.logged + 1)) == "ok"
+            self.jobs[lease.id].state = "succeeded"
+        self.note_cancelled()
+        for job_id, known in self.jobs.items():
+            assert_ended_once(self.queue, job_id, known.state)
+        assert last.lease(5) == []
+        assert_drained(self.queue)
+        of_live_jobs = tuple(KEYS.base + kind for kind in ("jobs:", "tenants:", "leases"))
+        assert not [name for name in key_names(self.queue) if name.startswith(of_live_jobs)]
+
+    # -- what the story knows ------------------------------------------------------------------------------------
+
+    def any_held(self) -> tuple[Worker, Held | None]:
+        """A lease that some worker has or once had."""
+        told = self.dice.choice(self.workers)
+        return told.worker, self.dice.choice(told.held[-4:]) if told.held else None
+
+    def owns(self, held: Held) -> bool:
+        known = self.jobs[held.lease.id]
+        return known.state == "running" and known.attempt == held.lease.attempt
+
+    def note_cancelled(self) -> None:
+        """A marked job whose worker was lost may have been ended by the last call; no other may."""
+        looks = self.queue.run_all([calls.look(KEYS, job_id) for job_id in self.jobs])
+        for known, state in zip(self.jobs.values(), (look.state for look in looks), strict=True):
+            if state == "cancelled" and known.state != "cancelled":
+                assert known.marked
+                known.state = "cancelled"
+                known.logged += 1
+
+    def without_times(self) -> dict[bytes, Any]:
+        held = snapshot(self.queue)
+        held[b"leased"] = sorted(name for name, _ in held.pop(KEYS.leases.encode(), []))
+        return held
+
+
+def tell(queue: Queue, seed: int, steps: int) -> None:
+    story = Story(queue, seed)
+    try:
+        story.tell(steps)
+    except AssertionError as error:
+        error.add_note(f"seed {seed}, after: {' '.join(story.told)}")
+        raise
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_job_ends_once(queue: Queue, seed: int) -> None:
+    tell(queue, seed, steps=120)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_every_job_ends_once_in_long_stories(queue: Queue, seed: int) -> None:
+    tell(queue, seed, steps=600)
