@@ -92,12 +92,10 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Plan the next step. Empty only if there is no work, or if all of it is in `outgrown`."""
         plan = Plan()
-        preemptions = self.num_preemptions
         budget = self.max_num_batched_tokens
         budget -= self._plan_decodes(plan)
         budget -= self._plan_prefills(plan, budget)
-        if self.num_preemptions == preemptions:  # else what a victim freed would go to a newcomer
-            self._admit(plan, budget)
+        self._admit(plan, budget)
         return plan
 
     def check_integrity(self) -> None:

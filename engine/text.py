@@ -91,8 +91,8 @@ class TextStream:
         An incomplete character has at most three bytes, so its tokens are among the last three.
         """
         for count in range(len(self._window) - 4, len(self._window) - 8, -1):
-            head = self._detokenizer.decode(self._window[:count])
-            if head + self._detokenizer.decode(self._window[count:]) == text:
+            head, tail = map(self._detokenizer.decode, (self._window[:count], self._window[count:]))
+            if tail and head + tail == text:
                 del self._window[:count]
                 self._sent = max(0, self._sent - len(head))
                 self._boundary = 0

@@ -115,6 +115,14 @@ def test_every_end_of_sequence_id_counts(row: dict[str, Any], smollm2: Any) -> N
 
 
 @pytest.mark.model
+def test_the_end_of_sequence_has_no_text_even_if_it_is_a_word(smollm2: Any) -> None:
+    vocab = len(smollm2)
+    engine = make_engine(PagedDouble(scripted({5: [26843, 665]}, vocab), vocab), smollm2, eos=[665])
+    (hi, end) = run(engine, [request("r", [5], ignore_eos=False)])["r"]
+    assert (hi.text, end.text, end.token_ids, end.finish_reason) == ("Hi", "", [665], "stop")
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("cut", range(19))
 def test_a_resumed_request_goes_on_without_a_seam(cut: int, smollm2: Any) -> None:
     row, vocab = case("A01")["rows"][0], len(smollm2)
@@ -281,7 +289,9 @@ def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
     added = 0
     while engine.has_work() or added < 200:
         while added < 200 and engine.stats().waiting < 6:
-            engine.add(request(f"short{added}", [100 + added] * 9, 24))
+            engine.add(
+                request(f"short{added}", [100 + added] * 9, 24 - added % 7)
+            )  # they must not all end at once
             added += 1
         for delta in engine.step():
             if delta.request_id not in deltas:

@@ -85,6 +85,11 @@ def test_special_tokens_leave_no_trace(tokenizer: Any) -> None:
     assert streamed(Detokenizer(tokenizer).stream(), [end, word, end, word]) == ["", "a", "", "a", ""]
 
 
+def test_many_special_tokens_do_not_cost_the_space_after_them(byte_fallback: Any) -> None:
+    word, end, the = (byte_fallback.convert_tokens_to_ids(piece) for piece in ("a", "</s>", "▁the"))
+    check(byte_fallback, [word, *[end] * 50, the], 30)
+
+
 def test_real_replacement_characters_are_sent_one_behind(smollm2: Any) -> None:
     real = smollm2.encode("\ufffd", add_special_tokens=False)
     parts = streamed(Detokenizer(smollm2).stream(), real * 100)
