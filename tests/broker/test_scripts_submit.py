@@ -171,7 +171,7 @@ def test_the_time_to_live_runs_from_the_end(queue: Queue) -> None:
     say(queue, lease, 1, "x")
     assert times_to_live(queue)[:2] == [-1, -1]
     end(queue, lease, 1, "x")
-    assert all(4000 < ms <= 5000 for ms in times_to_live(queue))
+    assert all(3000 < ms <= 5000 for ms in times_to_live(queue))
 
 
 @pytest.mark.parametrize("ttl", [0, None])
