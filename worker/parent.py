@@ -127,13 +127,11 @@ class Worker:
 
     async def _load_model(self) -> None:
         model = await self._start_model()
-        other = await self._link.run(calls.register(self._keys, self.id, model.fingerprint))
-        if other is not None:
+        try:
+            await self._register(model)
+        except ModelMismatch:
             await model.stop()
-            raise ModelMismatch(
-                f"queue {self._keys.queue} serves {other}, this worker has {model.fingerprint}: "
-                "use another --queue, or the same model, dtype and quantisation"
-            )
+            raise
         self._model = model
         self._ledger.model_name = model.fingerprint.name
         self._ledger.run_again()
@@ -147,6 +145,14 @@ class Worker:
             model.pid,
         )
         self._ledger.room_made.set()
+
+    async def _register(self, model: ModelProcess) -> None:
+        other = await self._link.run(calls.register(self._keys, self.id, model.fingerprint))
+        if other is not None:
+            raise ModelMismatch(
+                f"queue {self._keys.queue} serves {other}, this worker has {model.fingerprint}: "
+                "use another --queue, or the same model, dtype and quantisation"
+            )
 
     async def _start_model(self) -> ModelProcess:
         for load in range(1, LOADS_IN_A_ROW):
@@ -242,7 +248,10 @@ class Worker:
             "output_tokens": self._last_step.output_tokens,
             "tokens_per_s": round(self._rate.per_second(), 1),
         }
-        await self._link.run(calls.heartbeat(self._keys, self.id, info))
+        answer = await self._link.run(calls.heartbeat(self._keys, self.id, info))
+        if answer == "unknown" and self._model is not None:
+            log.warning("queue %s has forgotten this worker: registering again", self._keys.queue)
+            await self._register(self._model)
 
     async def _listen(self) -> None:
         """Hear wake-ups and cancels. A hint that is missed is made good by the next look, renewal or publish."""
