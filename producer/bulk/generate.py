@@ -44,6 +44,7 @@ class Order:
     """Sampling parameters for rows that set none."""
     model: str | None
     queue: str | None
+    """None: the queue `default`, or one of the run's own where it brings its own worker."""
     redis_url: str | None
     window: int
     """Most rows on the queue at once."""
@@ -113,7 +114,7 @@ def _answer(order: Order, places: Places, manifest: Manifest, spool: Spool, coun
         stack.callback(screen.close)
         server = stack.enter_context(Server(order.redis_url))
         wait_until_ready(server.url, order.patience_s)
-        own_worker = order.model is not None and server.embedded
+        own_worker = order.model is not None and order.queue is None and server.embedded
         name = order.queue or (manifest.run if own_worker else "default")
         queue = Queue(connect(server.url), keys_of(name))
         stack.callback(queue.close)

@@ -29,17 +29,13 @@ def generate(
         typer.Option(
             metavar="M",
             envvar="MILLSTREAM_MODEL",
-            help="Without a Redis configured: start a worker with this model for the time of the run. "
-            "With one: refuse to be answered by a model of another name.",
+            help="Without --queue and a Redis configured: start a worker with this model for the time of the run. "
+            "Else: refuse to be answered by a model of another name.",
         ),
     ] = None,
     queue: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            envvar="MILLSTREAM_QUEUE",
-            help="Name of the queue. [default: default; with a worker of its own, one of the run's own]",
-        ),
+        typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue. [default: default]"),
     ] = None,
     redis_url: options.RedisUrl = None,
     max_tokens: options.MaxTokens = None,

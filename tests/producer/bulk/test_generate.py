@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from broker.connection import connect
+from broker.embedded import EmbeddedBroker
 from producer.bulk import window
 from producer.bulk.generate import generate
 from producer.bulk.places import Places
@@ -353,3 +354,15 @@ def test_a_run_that_waits_says_for_what(program: Program, url: str, tmp_path: Pa
     late.join()
     assert (done.returncode, "no worker serves queue late yet" in done.stderr) == (0, True)
     assert "1 answered, 0 failed" in done.stderr
+
+
+def test_a_named_queue_is_answered_by_its_own_workers(program: Program, tmp_path: Path) -> None:
+    source, state = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "state"
+    with (
+        EmbeddedBroker(state) as broker,
+        FakeWorker(broker.url, "mine", lambda job: str(job.model)) as worker,
+    ):
+        command = ("generate", source, "-o", tmp_path / "out.jsonl", "--model", "m", "--queue", "mine")
+        done = program(*command, REDIS_URL="", MILLSTREAM_STATE=str(state))
+    assert (done.returncode, "starting a worker" in done.stderr) == (0, False)
+    assert (read_rows(tmp_path / "out.jsonl")[0]["completion"], len(worker.answered)) == ("m", 1)

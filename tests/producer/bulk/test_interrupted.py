@@ -117,6 +117,12 @@ class Alone:
             stderr=subprocess.PIPE,
         )
 
+    def owner(self) -> int | None:
+        """The process that holds, or held, the output."""
+        lock = self.output.with_name("out.jsonl.run") / "lock"
+        words = lock.read_text().split() if lock.exists() else []
+        return int(words[0]) if words else None
+
 
 def test_with_a_worker_of_its_own_it_leaves_nothing_behind(tmp_path: Path) -> None:
     alone = Alone(tmp_path, "dry-run:echo")
@@ -184,6 +190,7 @@ def test_its_worker_or_its_broker_may_be_killed(tmp_path: Path, victim: str) -> 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_fifty_interruptions_leave_at_most_one_broker_and_no_worker(tmp_path: Path) -> None:
     alone = Alone(tmp_path, "dry-run:words?delay=20ms")
     rows = [f"row {number} of many" for number in range(6000)]
@@ -192,7 +199,8 @@ def test_fifty_interruptions_leave_at_most_one_broker_and_no_worker(tmp_path: Pa
     for _ in range(50):
         process = alone.start()
         how = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-        time.sleep(draw.uniform(0.5, 4.0))
+        assert wait_for(lambda pid=process.pid: alone.owner() == pid, 60)  # before that nothing has begun
+        time.sleep(draw.uniform(0.0, 3.0))
         process.send_signal(how)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == (-signal.SIGKILL if how == signal.SIGKILL else 130), errors
