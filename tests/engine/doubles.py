@@ -8,7 +8,8 @@ sequences, a table that is too short or a position that is off by one therefore 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
-from engine.interface import Chunk, Request
+from engine.interface import Chunk, Delta, Request
 from protocol import Fingerprint, Job, SamplingParams
 
 Logits = Callable[[list[list[int]]], torch.Tensor]
@@ -112,6 +113,42 @@ def hashed(sequences: list[list[int]]) -> torch.Tensor:
             state = (state * 31 + token_id + 1) % 1_000_003
         logits[row, 3 + state % (VOCAB - 3)] = 10.0
     return logits
+
+
+Output = dict[str, list[Delta]]
+
+
+def run(engine: Engine, requests: Iterable[Request] = ()) -> Output:
+    """All deltas of each request, once nothing is left to do."""
+    for new in requests:
+        engine.add(new)
+    deltas: Output = defaultdict(list)
+    for _ in range(5000):
+        if not engine.has_work():
+            return deltas
+        for delta in engine.step():
+            deltas[delta.request_id].append(delta)
+    raise AssertionError("no end")
+
+
+def token_ids(deltas: list[Delta]) -> list[int]:
+    """The ids of a request that ended once, with its last delta."""
+    ends = [delta.finish_reason is not None or delta.error is not None for delta in deltas]
+    assert ends == [False] * (len(deltas) - 1) + [True]
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def alone(new: Request) -> list[int]:
+    """What a request gives by itself in a roomy engine."""
+    return token_ids(run(make_engine(PagedDouble(hashed, num_kv_blocks=100)), [new])[new.id])
+
+
+def assert_empty(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert not engine._live
+    assert not engine._ended
+    engine.check_integrity()
 
 
 def scripted(scripts: dict[int, list[int]], vocab_size: int) -> Logits:

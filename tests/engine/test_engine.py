@@ -3,67 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from engine.bulk import generate
-from engine.engine import Engine
-from engine.interface import Delta, Request
-from protocol import ErrorCode, Job, MillstreamError, RequestError, SamplingParams
+from engine.interface import Delta
+from protocol import ErrorCode, RequestError
 from tests.engine.doubles import (
     VOCAB,
     Logits,
+    Output,
     PagedDouble,
+    alone,
+    assert_empty,
     case,
     hashed,
     make_engine,
     request,
+    run,
     scripted,
     tiny,
     tiny_references,
+    token_ids,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-Output = dict[str, list[Delta]]
-
-
-def run(engine: Engine, requests: Iterable[Request] = ()) -> Output:
-    """All deltas of each request, once nothing is left to do."""
-    for new in requests:
-        engine.add(new)
-    deltas: Output = defaultdict(list)
-    for _ in range(5000):
-        if not engine.has_work():
-            return deltas
-        for delta in engine.step():
-            deltas[delta.request_id].append(delta)
-    raise AssertionError("no end")
-
-
-def token_ids(deltas: list[Delta]) -> list[int]:
-    """The ids of a request that ended once, with its last delta."""
-    ends = [delta.finish_reason is not None or delta.error is not None for delta in deltas]
-    assert ends == [False] * (len(deltas) - 1) + [True]
-    return [token_id for delta in deltas for token_id in delta.token_ids]
-
-
-def alone(new: Request) -> list[int]:
-    """What a request gives by itself in a roomy engine."""
-    return token_ids(run(make_engine(PagedDouble(hashed, num_kv_blocks=100)), [new])[new.id])
-
-
-def assert_empty(engine: Engine) -> None:
-    stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
-    assert not engine._live
-    assert not engine._ended
-    engine.check_integrity()
-
 
 TEXT_ROWS = [
     pytest.param(row, id=f"{name}-{i}")
@@ -301,147 +267,6 @@ def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
     assert len(shorts_before) <= 2 * 4
     assert token_ids(deltas["long"]) == alone(long)
     assert len(deltas) == 203
-
-
-class Rounds:
-    """Two requests that share a pool with the one that is aborted."""
-
-    def __init__(self) -> None:
-        self.runner = PagedDouble(hashed, max_model_len=64, num_kv_blocks=8)
-        self.engine = make_engine(self.runner, max_num_batched_tokens=16, max_num_seqs=3)
-        self.others = [request(f"other{i}", [9 + i] * 5, 12) for i in range(2)]
-        self.deltas: Output = defaultdict(list)
-
-    def start(self) -> None:
-        self.deltas.clear()
-        self.preemptions = self.engine.stats().preemptions
-        for new in [*self.others, request("gone", [50] * 30, 34)]:
-            self.engine.add(new)
-
-    def finish(self) -> None:
-        self.until(lambda: not self.engine.has_work())
-
-    def step(self) -> None:
-        for delta in self.engine.step():
-            self.deltas[delta.request_id].append(delta)
-
-    def until(self, happened: Any) -> None:
-        for _ in range(100):
-            if happened():
-                return
-            self.step()
-        raise AssertionError("it never happened")
-
-
-def _abort_waiting(rounds: Rounds) -> None:
-    assert rounds.engine.abort("gone")
-
-
-def _abort_in_a_prefill(rounds: Rounds) -> None:
-    rounds.until(lambda: rounds.engine.stats().running == 3)
-    sequence = rounds.engine._live["gone"].sequence
-    assert 0 < sequence.num_computed_tokens < sequence.num_tokens
-    assert rounds.engine.abort("gone")
-
-
-def _abort_in_a_forward_pass(rounds: Rounds) -> None:
-    rounds.until(lambda: rounds.deltas["gone"])
-    rounds.runner.before_forward = lambda: rounds.engine.abort("gone") and None
-    rounds.step()
-    rounds.runner.before_forward = lambda: None
-
-
-def _abort_after_a_token(rounds: Rounds) -> None:
-    rounds.until(lambda: rounds.deltas["gone"])
-    assert rounds.engine.abort("gone")
-
-
-def _abort_while_preempted(rounds: Rounds) -> None:
-    rounds.until(lambda: rounds.engine.stats().preemptions > rounds.preemptions)
-    assert rounds.engine._live["gone"].sequence.slot is None
-    assert rounds.deltas["gone"]
-    assert rounds.engine.abort("gone")
-
-
-def _abort_twice(rounds: Rounds) -> None:
-    assert rounds.engine.abort("gone")
-    assert not rounds.engine.abort("gone")
-
-
-def _abort_after_the_end(rounds: Rounds) -> None:
-    rounds.until(lambda: rounds.deltas["gone"] and rounds.deltas["gone"][-1].finish_reason)
-    assert not rounds.engine.abort("gone")
-
-
-ABORTS = [
-    _abort_waiting,
-    _abort_in_a_prefill,
-    _abort_in_a_forward_pass,
-    _abort_after_a_token,
-    _abort_while_preempted,
-    _abort_twice,
-    _abort_after_the_end,
-]
-
-
-@pytest.mark.parametrize("abort", ABORTS, ids=lambda abort: abort.__name__.removeprefix("_abort_"))
-def test_an_abort_in_any_state_frees_everything(abort: Any) -> None:
-    rounds = Rounds()
-    for _ in range(5):
-        rounds.start()
-        abort(rounds)
-        sent = len(rounds.deltas["gone"])
-        rounds.finish()
-        assert len(rounds.deltas["gone"]) == sent, "a delta after the abort"
-        for new in rounds.others:
-            assert token_ids(rounds.deltas[new.id]) == alone(new)
-        assert_empty(rounds.engine)
-
-
-def test_bulk_calls_return_their_own_results_in_order() -> None:
-    engine = make_engine(PagedDouble(tiny()), max_num_seqs=3)
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    for call in [[0, 5, 3, 1], [2, 4, 6], [], [0]]:
-        results = engine.generate([tiny_references()[i]["prompt_ids"] for i in call], params)
-        assert [result.choices[0].token_ids for result in results] == [
-            tiny_references()[i]["greedy_40"][:12] for i in call
-        ]
-        assert all(result.state == "succeeded" for result in results)
-    assert_empty(engine)
-
-
-def test_a_bad_prompt_fails_alone_in_a_bulk_call() -> None:
-    engine = make_engine(PagedDouble(hashed, max_model_len=64))
-    results = engine.generate([[5, 6], [], [512], [5] * 64, [7]], SamplingParams(temperature=0, max_tokens=3))
-    assert [result.state for result in results] == ["succeeded", "failed", "failed", "failed", "succeeded"]
-    codes = [result.error.code for result in results if result.error]
-    assert codes == ["invalid_request", "invalid_request", "context_length_exceeded"]
-    assert [result.usage.completion_tokens for result in results if result.usage] == [3, 0, 0, 0, 3]
-
-
-def test_a_bulk_call_refuses_an_engine_at_work_and_ids_given_twice() -> None:
-    engine = make_engine(PagedDouble(hashed))
-    job = Job(id="a", prompt=[5])
-    with pytest.raises(MillstreamError, match="same id"):
-        engine.generate([job, job])
-    engine.add(request("r", [5]))
-    with pytest.raises(MillstreamError, match="idle"):
-        engine.generate([[5]])
-    engine.abort("r")
-
-
-def test_an_interrupted_bulk_call_leaves_nothing_behind() -> None:
-    runner = PagedDouble(hashed)
-    engine = make_engine(runner)
-
-    def interrupt() -> None:
-        if len(runner.steps) == 3:
-            raise KeyboardInterrupt
-
-    runner.before_forward = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        generate(engine, [[5], [6]], SamplingParams(max_tokens=50, ignore_eos=True))
-    assert_empty(engine)
 
 
 def test_a_forward_pass_that_fails_is_for_the_process_to_handle() -> None:
