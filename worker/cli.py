@@ -23,6 +23,9 @@ def worker(
     redis_url: Annotated[
         str | None, typer.Option(help="Default: REDIS_URL, MILLSTREAM_REDIS_URL, else the embedded broker.")
     ] = None,
+    redis_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait at the start for a Redis that is still coming up.")
+    ] = 30.0,
     queue: Annotated[str, typer.Option(envvar="MILLSTREAM_QUEUE", rich_help_panel=QUEUE)] = "default",
     burst: Annotated[
         bool, typer.Option("--burst", help="Stop once it is empty.", rich_help_panel=QUEUE)
@@ -104,7 +107,7 @@ def worker(
         step_timeout_s=step_timeout,
         burst=burst,
     )
-    serve(redis_url, queue, settings, leash_fd)
+    serve(redis_url, redis_timeout, queue, settings, leash_fd)
 
 
 def _local(model: str) -> str:

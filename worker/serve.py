@@ -18,12 +18,11 @@ from worker.parent import Worker, WorkerSettings
 
 log = logging.getLogger("millstream.worker")
 
-REDIS_PATIENCE_S = 30.0
-"""How long a worker waits at its start for a Redis that is still coming up."""
 
-
-def serve(redis_url: str | None, queue: str, settings: WorkerSettings, leash_fd: int | None) -> None:
-    """Run a worker until it is told to stop.
+def serve(
+    redis_url: str | None, redis_timeout_s: float, queue: str, settings: WorkerSettings, leash_fd: int | None
+) -> None:
+    """Run a worker until it is told to stop. At its start it waits `redis_timeout_s` seconds for the server.
 
     Raises:
         MillstreamError: no Redis, no model, or another model than the queue's.
@@ -32,12 +31,14 @@ def serve(redis_url: str | None, queue: str, settings: WorkerSettings, leash_fd:
         url = resolve_url(redis_url, os.environ)
         if url is None:
             url = stack.enter_context(EmbeddedBroker()).url
-        asyncio.run(_serve(url, Keys(queue), settings, leash_fd))
+        asyncio.run(_serve(url, redis_timeout_s, Keys(queue), settings, leash_fd))
 
 
-async def _serve(url: str, keys: Keys, settings: WorkerSettings, leash_fd: int | None) -> None:
-    await wait_until_ready_async(url, REDIS_PATIENCE_S)
+async def _serve(
+    url: str, redis_timeout_s: float, keys: Keys, settings: WorkerSettings, leash_fd: int | None
+) -> None:
     log.info("queue %s on %s", keys.queue, redact(url))
+    await wait_until_ready_async(url, redis_timeout_s)
     queue = AsyncQueue(connect_async(url), keys)
     serving = Worker(queue, settings)
     loop = asyncio.get_running_loop()
