@@ -101,7 +101,9 @@ def _convert_into(path: Path, folder: Path) -> None:
 def _unpack(path: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     where = {"gguf_file": path.name, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from engine import attention, gguf_cache
 from protocol import Fingerprint, ModelUnavailable
@@ -26,6 +29,7 @@ from protocol import Fingerprint, ModelUnavailable
 log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+CPUINFO = Path("/proc/cpuinfo")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,7 +63,7 @@ def load_weights(model: str, *, dtype: str, device: str, served_model_name: str 
         ModelUnavailable: it is not there, or transformers cannot load it.
     """
     place = _resolve_device(device)
-    kind = _resolve_dtype(dtype, place)
+    kind = resolve_dtype(dtype, place)
     source = find(model)
     loaded, tokenizer = _load_anywhere(source, kind)
     try:
@@ -122,21 +126,39 @@ def _load_anywhere(source: Source, dtype: torch.dtype) -> tuple[PreTrainedModel,
     except OSError as error:
         if not source.is_hub:
             raise ModelUnavailable(f"cannot load {source.place}: {_first_line(error)}") from error
-    log.info("%s is not in the local cache, asking the hub", source.place)
+    _ask_hub(source.place)
+    log.info("downloading %s", source.place)
     try:
         return _load(source.place, dtype, local_files_only=False)
-    except (
-        Exception
-    ) as error:  # httpx, huggingface_hub and transformers each have their own for "cannot reach it"
+    except OSError as error:
+        raise ModelUnavailable(f"cannot load {source.place} from the hub: {_first_line(error)}") from error
+
+
+def _ask_hub(hub_id: str) -> None:
+    """One question before the download: its own retries take 24 s to say that there is no network.
+
+    Raises:
+        ModelUnavailable: no such model, not for this user, or no hub to ask.
+    """
+    nowhere = f"no model {hub_id}: no file or folder here, not in the local cache, and"
+    try:
+        HfApi().model_info(hub_id, timeout=10)
+    except GatedRepoError as error:
+        raise ModelUnavailable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
         raise ModelUnavailable(
-            f"no model {source.place}: no such file or folder here, not in the local cache, and the hub gave none "
-            f"({type(error).__name__}); check the name and the network, or download it first"
+            f"{nowhere} the hub has none (check the name; a private one needs HF_TOKEN)"
+        ) from error
+    except Exception as error:  # whatever the HTTP client in use calls a failure
+        raise ModelUnavailable(
+            f"{nowhere} the hub cannot be reached ({_first_line(error)}); check the network, or name a local copy"
         ) from error
 
 
 def _load(
     place: str, dtype: torch.dtype, *, local_files_only: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    disable_progress_bar()  # of reading from disk; downloads keep theirs
     where: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(place, **where)
@@ -161,7 +183,12 @@ def _resolve_device(device: str) -> torch.device:
     return place
 
 
-def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype of weights and KV; `auto` is what the device computes fast.
+
+    Raises:
+        ModelUnavailable: no such dtype.
+    """
     if dtype != "auto":
         if dtype not in _DTYPES:
             raise ModelUnavailable(f"no dtype {dtype!r}: give auto, {', '.join(_DTYPES)}")
@@ -171,9 +198,9 @@ def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" or _cpu_has_bfloat16() else torch.float32
 
 
-def _cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def _cpu_has_bfloat16() -> bool:
     try:
-        flags = set(re.findall(r"\w+", cpuinfo.read_text()))
+        flags = set(re.findall(r"\w+", CPUINFO.read_text()))
     except OSError:
         return False
     return bool(flags & {"avx512_bf16", "amx_bf16"})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import fakeredis
 import pytest
 import redis
 
+import engine  # noqa: F401  first: it says how OpenMP's threads wait, which torch reads when it is loaded
+from tests.models import save_tiny, smollm2_gguf, tiny_recipe
 from tests.servers import KINDS, RealServer, require
 
 
@@ -45,3 +48,17 @@ def fake_redis() -> Iterator[fakeredis.FakeRedis]:
     # Under RESP3 it hands scripts the reply of XREADGROUP in a form that no server does.
     with fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(7,)), protocol=2) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The `.gguf` file of SmolLM2-135M-Instruct; its converted copy stays in the user's cache."""
+    return smollm2_gguf()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny random Llama of `fixtures/tiny_model.json`, a tokenizer of bytes and a chat template."""
+    from transformers import LlamaForCausalLM
+
+    return save_tiny(LlamaForCausalLM, tmp_path_factory.mktemp("tiny-llama"), tiny_recipe()["config"])

@@ -26,7 +26,7 @@ def _as_float32(number: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(_as_float32, inline="always")  # type: ignore[untyped-decorator]
+@overload(_as_float32)  # type: ignore[untyped-decorator]
 def _as_float32_overload(number: Any) -> Any:
     """float32 as it is; a uint16 is the upper half of a float32, that is a bfloat16."""
 
@@ -43,7 +43,7 @@ def _from_float32(number: Any, like: Any) -> Any:
     raise NotImplementedError
 
 
-@overload(_from_float32, inline="always")  # type: ignore[untyped-decorator]
+@overload(_from_float32)  # type: ignore[untyped-decorator]
 def _from_float32_overload(number: Any, like: Any) -> Any:  # noqa: ARG001
     """To the storage type of `like`; to bfloat16 it is rounded to nearest even."""
 
@@ -59,7 +59,7 @@ def _from_float32_overload(number: Any, like: Any) -> Any:  # noqa: ARG001
     return same if like == types.float32 else rounded
 
 
-@numba.njit(inline="always", fastmath=_FAST)  # type: ignore[untyped-decorator]
+@numba.njit(fastmath=_FAST)  # type: ignore[untyped-decorator]
 def _exp(x: Any) -> Any:
     """e**x for x <= 0 within 2 ulp: 2**n by the exponent bits, the rest by a polynomial (Cephes, expf).
 

@@ -1,0 +1,163 @@
+"""Backends against attention written out over whole sequences."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engine.attention import Backend, LayerCall, PackedBatch, ReferenceBackend, choose_backend, pack
+from engine.attention.numba_cpu import NumbaBackend
+from engine.interface import Chunk
+
+HEADS, KV_HEADS, DIM = 4, 2, 16
+BACKENDS: list[type[Backend]] = [ReferenceBackend, NumbaBackend]
+# Tokens of each sequence, and how many of the last ones this step computes; some end at block borders.
+MIXED = [(1, 1), (17, 1), (9, 9), (33, 5), (32, 1), (40, 23), (5, 2)]
+DECODES = [(1, 1), (17, 1), (33, 1), (32, 1), (100, 1)]
+
+
+@dataclass
+class Case:
+    """A step over sequences whose keys and values are known in full."""
+
+    batch: PackedBatch
+    call: LayerCall
+    keys: list[torch.Tensor]
+    """`[length, N, D]` of each sequence."""
+    values: list[torch.Tensor]
+
+
+def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype) -> Case:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    widths = [-(-length // block_size) for length, _ in sizes]
+    order = torch.randperm(sum(widths), generator=generator).tolist()
+    # Blocks nobody has written hold NaN: reading one token too many shows at once.
+    key_blocks = torch.full((len(order), KV_HEADS, block_size, DIM), math.nan, dtype=dtype)
+    value_blocks = key_blocks.clone()
+    chunks, keys, values = [], [], []
+    for (length, new), width in zip(sizes, widths, strict=True):
+        table = [order.pop() for _ in range(width)]
+        keys.append(random(length, KV_HEADS, DIM))
+        values.append(random(length, KV_HEADS, DIM))
+        for position in range(length - new):
+            block, offset = table[position // block_size], position % block_size
+            key_blocks[block, :, offset] = keys[-1][position]
+            value_blocks[block, :, offset] = values[-1][position]
+        chunks.append(Chunk([0] * new, length - new, table, wants_logits=True))
+    batch = pack(chunks, block_size, torch.device("cpu"))
+    new_keys = torch.cat([key[-new:] for key, (_, new) in zip(keys, sizes, strict=True)])
+    new_values = torch.cat([value[-new:] for value, (_, new) in zip(values, sizes, strict=True)])
+    query = random(len(new_keys), HEADS, DIM)
+    call = LayerCall(query, new_keys, new_values, key_blocks, value_blocks, 0.3, None, None, None)
+    return Case(batch, call, keys, values)
+
+
+def written_out(case: Case) -> torch.Tensor:
+    """Every row by itself, in float64."""
+    call, out = case.call, []
+    for span, keys, values in zip(case.batch.spans, case.keys, case.values, strict=True):
+        for row in range(span.num_rows):
+            position = span.start + row
+            first = 0 if call.sliding_window is None else max(0, position - call.sliding_window + 1)
+            for head in range(HEADS):
+                kv_head = head // (HEADS // KV_HEADS)
+                query = call.query[span.first_row + row, head].double()
+                scores = keys[first : position + 1, kv_head].double() @ query * call.scaling
+                if call.softcap is not None:
+                    scores = call.softcap * torch.tanh(scores / call.softcap)
+                weights = scores.exp()
+                sink = 0.0 if call.sinks is None else call.sinks[head].double().exp()
+                out.append(weights @ values[first : position + 1, kv_head].double() / (weights.sum() + sink))
+    return torch.stack(out).view(-1, HEADS, DIM)
+
+
+def run(backend: Backend, case: Case) -> torch.Tensor:
+    backend.plan(case.batch)
+    return backend.attend(case.call)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+@pytest.mark.parametrize("sizes", [MIXED, DECODES], ids=["mixed", "decodes"])
+@pytest.mark.parametrize("feature", ["none", "window", "softcap", "sinks", "all"])
+def test_equal_to_attention_written_out(
+    backend: type[Backend], block_size: int, sizes: list[tuple[int, int]], feature: str
+) -> None:
+    case = make_case(sizes, block_size, torch.float32)
+    plain = written_out(case)
+    case.call = replace(
+        case.call,
+        sliding_window=7 if feature in ("window", "all") else None,
+        softcap=0.8 if feature in ("softcap", "all") else None,
+        sinks=torch.linspace(-1, 2, HEADS) if feature in ("sinks", "all") else None,
+    )
+    expected = written_out(case)
+    torch.testing.assert_close(run(backend(), case).double(), expected, atol=2e-6, rtol=1e-5)
+    assert feature == "none" or (expected - plain).abs().max() > 0.05, "the feature changes nothing here"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("window", [1, 8, 31, 32, 33])
+def test_windows_that_end_at_block_borders(backend: type[Backend], window: int) -> None:
+    case = make_case([(length, 1) for length in range(1, 70, 3)], 8, torch.float32)
+    case.call = replace(case.call, sliding_window=window)
+    torch.testing.assert_close(run(backend(), case).double(), written_out(case), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_new_keys_and_values_are_stored_where_the_table_says(backend: type[Backend]) -> None:
+    case = make_case(MIXED, 8, torch.float32)
+    run(backend(), case)
+    for index, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
+        for position in range(len(keys)):
+            block, offset = case.batch.block_tables[index, position // 8], position % 8
+            assert torch.equal(case.call.key_blocks[block, :, offset], keys[position])
+            assert torch.equal(case.call.value_blocks[block, :, offset], values[position])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bfloat16_is_rounded_once(backend: type[Backend]) -> None:
+    case = make_case(DECODES, 32, torch.bfloat16)
+    got = run(backend(), case)
+    assert got.dtype == torch.bfloat16
+    # One unit in the last of bfloat16's 8 bits, and a little for the reference's rounded weights.
+    torch.testing.assert_close(got.double(), written_out(case), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_far_apart_neither_overflow_nor_vanish(backend: type[Backend]) -> None:
+    case = make_case(DECODES, 8, torch.float32)
+    case.call = replace(case.call, query=case.call.query * 4000)
+    got = run(backend(), case)
+    # Scores differ by hundreds, so exp() of one of them alone is infinite and the answer is one token's value.
+    for span, keys, values in zip(case.batch.spans, case.keys, case.values, strict=True):
+        best = (keys[:, 0] @ case.call.query[span.first_row, 0]).argmax()
+        torch.testing.assert_close(got[span.first_row, 0], values[best, 0], atol=1e-3, rtol=1e-3)
+
+
+def test_a_sequence_s_answer_does_not_depend_on_its_neighbours() -> None:
+    case = make_case(DECODES, 32, torch.float32)
+    together = run(NumbaBackend(), case)
+    for index, span in enumerate(case.batch.spans):
+        width = -(-span.length // 32)
+        alone = Chunk([0], span.start, case.batch.block_tables[index, :width].tolist(), wants_logits=True)
+        row = slice(span.first_row, span.first_row + 1)
+        call = replace(
+            case.call, query=case.call.query[row], key=case.call.key[row], value=case.call.value[row]
+        )
+        backend = NumbaBackend()
+        backend.plan(pack([alone], 32, torch.device("cpu")))
+        assert torch.equal(backend.attend(call)[0], together[span.first_row])
+
+
+def test_half_precision_falls_to_the_reference() -> None:
+    assert choose_backend(torch.device("cpu"), torch.float16).name == "reference"
+    assert choose_backend(torch.device("cpu"), torch.float32).name == "numba"
+    assert choose_backend(torch.device("cuda"), torch.bfloat16).name == "reference"

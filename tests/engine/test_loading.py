@@ -1,0 +1,257 @@
+"""Finding and loading a model, and what is said when that fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import GenerationConfig
+
+from engine import compilation, gguf_cache, weights
+from engine.attention import NAME
+from engine.loading import load_engine, load_runner
+from engine.probe import context_length, probe
+from protocol import Job, ModelUnavailable
+from tests.models import save_tiny, tiny_config
+
+ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
+
+
+def test_from_a_folder_to_text(tiny_model_dir: Path) -> None:
+    engine = load_engine(str(tiny_model_dir), **ON_CPU)
+    assert engine.fingerprint.name == tiny_model_dir.name
+    assert engine.fingerprint.dtype == "float32"
+    assert len(engine.fingerprint.revision) == 16
+    ready = engine.prepare(
+        Job.model_validate(
+            {
+                "id": "job",
+                "messages": [{"role": "user", "content": "Hi"}],
+                "params": {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True},
+            }
+        )
+    )
+    engine.add(ready)
+    ids: list[int] = []
+    while engine.has_work():
+        ids += [token_id for delta in engine.step() for token_id in delta.token_ids]
+    assert len(ids) == 5
+
+
+def test_the_name_it_is_served_under(tiny_model_dir: Path) -> None:
+    assert load_engine(str(tiny_model_dir), served_model_name="ours", **ON_CPU).fingerprint.name == "ours"
+
+
+def test_the_revision_is_the_content(tiny_model_dir: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_model_dir, copy)
+    assert weights.find(str(copy)).revision == weights.find(str(tiny_model_dir)).revision
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    assert weights.find(str(copy)).revision != weights.find(str(tiny_model_dir)).revision
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("./nowhere", "no file or folder ./nowhere"),
+        ("some/where/deep", "no file or folder some/where/deep"),
+        ("missing.gguf", "no file or folder missing.gguf"),
+        ("owner/no-such-model", "no model owner/no-such-model"),
+        ("{tmp}", "no config.json"),
+        ("{tmp}/notes.txt", "no .gguf"),
+        ("{tmp}/broken.gguf", "cannot read broken.gguf as a GGUF model"),
+        ("{tmp}/strange", "cannot load .*strange"),
+    ],
+)
+def test_no_such_model_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, said: str
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "config.json").write_text('{"model_type": "no-such-type"}')
+    with pytest.raises(ModelUnavailable, match=said) as caught:
+        load_engine(model.replace("{tmp}", str(tmp_path)), **ON_CPU)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dtype": "int3"}, "no dtype 'int3': give auto, float32"),
+        ({"device": "abacus"}, "no device 'abacus'"),
+        ({"max_model_len": 9999}, "--max-model-len is 9999.*at most 256"),
+        ({"max_model_len": 0}, "--max-model-len is 0"),
+        ({"kv_memory": 1000}, "not enough KV memory for one sequence of 256 tokens.*--kv-memory is"),
+        ({"num_kv_blocks": 1 << 40, "max_num_seqs": 1 << 40}, "GiB are free"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_had_is_one_line(tiny_model_dir: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelUnavailable, match=said) as caught:
+        load_engine(str(tiny_model_dir), **{**ON_CPU, **options})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("Falcon", {"alibi": False}),
+        ("Falcon", {"alibi": True}),
+        ("Bloom", {"n_layer": 4, "n_head": 4}),
+        ("Mamba", {"state_size": 4}),
+    ],
+    ids=str,
+)
+def test_an_architecture_that_bypasses_the_hook_is_refused(
+    tmp_path: Path, name: str, config: dict[str, Any]
+) -> None:
+    folder = save_tiny(getattr(transformers, f"{name}ForCausalLM"), tmp_path, tiny_config(**config))
+    with pytest.raises(ModelUnavailable, match=f"{name}ForCausalLM|transformers cannot load"):
+        load_engine(str(folder), **ON_CPU)
+
+
+def test_a_model_whose_positions_depend_on_the_batch_is_held_to_its_first_range(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    folder = save_tiny(transformers.LlamaForCausalLM, tmp_path, tiny_config(rope_parameters=rope))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation=NAME)
+    assert context_length(model, None) == 256
+    with pytest.raises(ModelUnavailable, match="at most 256"):
+        context_length(model, 512)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [([2, 0], {0, 2}), (0, {0, 2}), (None, {2}), ([], {2})],
+    ids=str,
+)
+def test_every_end_token_ends_a_sequence(smollm2: Any, generation: Any, expected: set[int]) -> None:
+    assert smollm2.eos_token_id == 2
+    assert weights.end_tokens(GenerationConfig(eos_token_id=generation), smollm2) == expected
+    assert weights.end_tokens(None, smollm2) == {2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags : fpu avx2 avx512f", torch.float32),
+        ("flags : avx512f avx512_bf16", torch.bfloat16),
+        ("flags : amx_tile amx_bf16", torch.bfloat16),
+    ],
+)
+def test_auto_is_what_the_processor_computes_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: torch.dtype
+) -> None:
+    (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(weights, "CPUINFO", tmp_path / "cpuinfo")
+    assert weights.resolve_dtype("auto", torch.device("cpu")) == expected
+    assert weights.resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+    assert weights.resolve_dtype("float16", torch.device("cpu")) == torch.float16
+
+
+def test_a_dropped_engine_frees_its_memory(tiny_model_dir: Path) -> None:
+    import gc
+    import weakref
+
+    loaded = load_runner(str(tiny_model_dir), **ON_CPU)
+    alive = weakref.ref(loaded.runner)
+    del loaded
+    gc.collect()
+    assert alive() is None
+
+
+def test_without_a_compiler_one_line_is_logged(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compilation, "find_cxx", lambda: None)
+    with caplog.at_level(logging.WARNING, logger="engine"):
+        engine = load_engine(str(tiny_model_dir), compile=True, **ON_CPU)
+    assert engine.max_num_seqs
+    said = [record.message for record in caplog.records if record.name == "engine.compilation"]
+    assert said == ["no C++ compiler found: running without compilation"]
+
+
+def test_every_decoder_layer_is_found(tiny_model_dir: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model_dir, attn_implementation=NAME)
+    layers, vocab_size = probe(model)
+    assert vocab_size == 512
+    assert compilation.decoder_layers(model, layers) == list(model.model.layers)
+
+
+def test_two_processes_convert_one_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" * 100)
+    context = multiprocessing.get_context("fork")
+    converting = context.Event()
+    go_on = context.Event()
+
+    def convert() -> None:
+        def unpack(path: Path, target: Path) -> None:
+            with (path.parent / "conversions").open("a") as file:
+                file.write("x")
+            converting.set()
+            assert go_on.wait(20)
+            (target / "config.json").write_text("{}")
+
+        gguf_cache._unpack = unpack
+        folder, _ = gguf_cache.converted(path)
+        assert (folder / "config.json").is_file()
+
+    processes = [context.Process(target=convert) for _ in range(2)]
+    processes[0].start()
+    assert converting.wait(20)
+    processes[1].start()
+    assert not list((tmp_path / "cache").rglob("config.json")), "the folder appears whole or not at all"
+    go_on.set()
+    for process in processes:
+        process.join(20)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / "conversions").read_text() == "x"
+    assert len([entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()]) == 1
+
+
+def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+
+    def unpack(_: Path, target: Path) -> None:
+        (target / "half").write_text("x")
+        raise ModelUnavailable("broken")
+
+    monkeypatch.setattr(gguf_cache, "_unpack", unpack)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ModelUnavailable):
+        gguf_cache.converted(path)
+    assert [entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()] == []
+
+
+def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "own"))
+    assert gguf_cache.cache_root() == tmp_path / "own"
+    monkeypatch.delenv("MILLSTREAM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert gguf_cache.cache_root() == tmp_path / "millstream"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert gguf_cache.cache_root() == Path.home() / ".cache" / "millstream"
+
+
+@pytest.mark.model
+def test_a_gguf_file_is_converted_once(smollm2_path: Path) -> None:
+    folder, key = gguf_cache.converted(smollm2_path)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert gguf_cache.converted(smollm2_path) == (folder, key)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
