@@ -16,6 +16,7 @@ from broker.connection import connect, unreachable, wait_until_ready
 from broker.queue import Queue
 from producer.bulk.begin import begin
 from producer.bulk.intake import ask, to_do
+from producer.bulk.interrupt import Interrupt
 from producer.bulk.lines import BadRow, count_lines, read_lines
 from producer.bulk.manifest import FileState, Finished, Manifest
 from producer.bulk.output import Totals, publish
@@ -66,12 +67,13 @@ class Report:
     seconds: float
 
 
-def generate(order: Order) -> Report | None:
+def generate(order: Order, interrupt: Interrupt) -> Report | None:
     """Answer every row of the input. None: that had been done before.
 
     Raises:
+        KeyboardInterrupt: it was told to stop; the same call goes on from there.
         Refused, RequestError: nothing was begun.
-        MillstreamError: it stopped; the same call goes on from there.
+        MillstreamError: it had to stop; the same call goes on from there.
     """
     began = time.monotonic()
     places = check(order.source, order.output)
@@ -80,10 +82,11 @@ def generate(order: Order) -> Report | None:
         manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
         if manifest is None:
             return None
-        source = FileState.of(places.source)
-        counts = Counts(count_lines(places.source))
+        with interrupt.at_once():
+            source = FileState.of(places.source)
+            counts = Counts(count_lines(places.source))
         with Spool(places.spool) as spool:
-            _answer(order, places, manifest, spool, counts)
+            _answer(order, places, manifest, spool, counts, interrupt)
             done = publish(spool, places)
         manifest.finished = Finished(source=source, output=done.output, errors=done.errors)
         manifest.save(places.manifest)
@@ -107,13 +110,16 @@ def faults(source: Path, defaults: Mapping[str, Any]) -> Iterator[BadRow | None]
             yield asked if isinstance(asked, BadRow) else None
 
 
-def _answer(order: Order, places: Places, manifest: Manifest, spool: Spool, counts: Counts) -> None:
+def _answer(
+    order: Order, places: Places, manifest: Manifest, spool: Spool, counts: Counts, interrupt: Interrupt
+) -> None:
     """Bring every row of the input into the spool."""
     with ExitStack() as stack:
         screen = display(counts.total, quiet=order.quiet)
         stack.callback(screen.close)
         server = stack.enter_context(Server(order.redis_url))
-        wait_until_ready(server.url, order.patience_s)
+        with interrupt.at_once():
+            wait_until_ready(server.url, order.patience_s)
         own_worker = order.model is not None and order.queue is None and server.embedded
         name = order.queue or (manifest.run if own_worker else "default")
         queue = Queue(connect(server.url), keys_of(name))
@@ -136,13 +142,21 @@ def _answer(order: Order, places: Places, manifest: Manifest, spool: Spool, coun
             worker = OwnWorker(order.model, name, server.url, places.worker_log)
             stack.callback(worker.stop)
         with faults_in_one_line(server.url):
-            _work(run, worker, server, order.patience_s, screen)
+            _work(run, worker, server, order.patience_s, screen, interrupt)
 
 
-def _work(run: Run, worker: OwnWorker | None, server: Server, patience_s: float, screen: Display) -> None:
+def _work(
+    run: Run,
+    worker: OwnWorker | None,
+    server: Server,
+    patience_s: float,
+    screen: Display,
+    interrupt: Interrupt,
+) -> None:
     """Step to the end, over outages of the server that are shorter than `patience_s`."""
     down_since: float | None = None
     while True:
+        interrupt.check()
         try:
             if not run.step():
                 return
@@ -155,8 +169,9 @@ def _work(run: Run, worker: OwnWorker | None, server: Server, patience_s: float,
             if left_s <= 0:
                 raise
             server.revive()
-            wait_until_ready(server.url, left_s)
-            time.sleep(min(RETRY_S, left_s))
+            with interrupt.at_once():
+                wait_until_ready(server.url, left_s)
+                time.sleep(min(RETRY_S, left_s))
         if worker is not None and worker.check(has_answered=run.has_answered):
             screen.note("the worker ended, and was started again")
 

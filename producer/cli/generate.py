@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,8 +65,10 @@ def generate(
         raise typer.BadParameter("give -o OUT (or --check)")
     if resume and overwrite:
         raise typer.BadParameter("--resume keeps what --overwrite would throw away: give one of them")
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGINT, _interrupt)
+    from producer.bulk.interrupt import Interrupt
+
+    interrupt = Interrupt()
+    interrupt.listen()
     from producer.bulk.generate import Order
     from producer.bulk.generate import generate as run
     from producer.cli import screen
@@ -76,20 +77,13 @@ def generate(
         source, output, defaults, model, queue, redis_url, window, redis_timeout, resume, overwrite, quiet
     )
     try:
-        report = run(order)
+        report = run(order, interrupt)
     except KeyboardInterrupt:
         screen.note("interrupted: the same command goes on from here")
         raise typer.Exit(exits.INTERRUPTED) from None
     raise typer.Exit(
         _already_done(output, quiet, as_json) if report is None else _report(report, quiet, as_json)
     )
-
-
-def _interrupt(*_: object) -> None:
-    """The first Ctrl-C or SIGTERM ends the run in good order; what follows is not to disturb that."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _check(source: Path, defaults: dict[str, Any], as_json: bool) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from producer.bulk.generate import Order, generate
+from producer.bulk.interrupt import Interrupt
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
@@ -42,4 +43,4 @@ def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
 
 def run(source: Path, output: Path, url: str) -> None:
     """A run with a window that is smaller than its input; in this process, or in one of its own."""
-    generate(order(source, output, url, window=50))
+    generate(order(source, output, url, window=50), Interrupt())

@@ -17,6 +17,7 @@ from broker.connection import connect
 from broker.embedded import EmbeddedBroker
 from producer.bulk import window
 from producer.bulk.generate import generate
+from producer.bulk.interrupt import Interrupt
 from producer.bulk.places import Places
 from protocol import BrokerUnreachable, Job, MillstreamError
 from tests.producer.bulk.orders import order, read_rows, write_rows
@@ -228,7 +229,7 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
 
 def test_one_run_per_output(program: Program, url: str, tmp_path: Path) -> None:
     source, output = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "out.jsonl"
-    first = threading.Thread(target=generate, args=[order(source, output, url)])
+    first = threading.Thread(target=generate, args=[order(source, output, url), Interrupt()])
     first.start()
     with connect(url) as client:
         while not client.keys("*:job:*"):
@@ -256,11 +257,11 @@ def test_a_full_disk_loses_no_row_and_the_same_command_goes_on(
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", full)
             with pytest.raises(MillstreamError, match="No space left"):
-                generate(order(source, output, url, window=20))
+                generate(order(source, output, url, window=20), Interrupt())
         on_disk = spool.read_bytes().count(b"\n")
         assert 0 < on_disk < 300
         assert not output.exists()
-        report = generate(order(source, output, url))
+        report = generate(order(source, output, url), Interrupt())
         assert report is not None
         assert report.counts.kept == on_disk
     assert [row["completion"] for row in read_rows(output)] == [f"p{number}" for number in range(300)]
@@ -282,7 +283,7 @@ def test_what_the_server_loses_is_submitted_again(
         return echo(job)
 
     with FakeWorker(url, answer=lose_all):
-        generate(order(source, tmp_path / "out.jsonl", url, window=40))
+        generate(order(source, tmp_path / "out.jsonl", url, window=40), Interrupt())
     assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == [f"p{n}" for n in range(60)]
 
 
@@ -290,14 +291,14 @@ def test_a_full_queue_is_waited_out(url: str, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": f"p{number}"} for number in range(40)])
     with connect(url) as client, FakeWorker(url):
         client.hset("ms:{default}:meta", "max_entries", 3)
-        generate(order(source, tmp_path / "out.jsonl", url))
+        generate(order(source, tmp_path / "out.jsonl", url), Interrupt())
     assert len(read_rows(tmp_path / "out.jsonl")) == 40
 
 
 def test_a_server_that_comes_back_is_waited_for(fresh_server: RealServer, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": f"p{number}"} for number in range(5)])
     output = tmp_path / "out.jsonl"
-    run = threading.Thread(target=generate, args=[order(source, output, fresh_server.url)])
+    run = threading.Thread(target=generate, args=[order(source, output, fresh_server.url), Interrupt()])
     run.start()
     with connect(fresh_server.url) as client:
         while len(client.keys("*:job:*")) < 5:
@@ -311,19 +312,19 @@ def test_a_server_that_comes_back_is_waited_for(fresh_server: RealServer, tmp_pa
 def test_a_server_that_stays_away_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
     with pytest.raises(BrokerUnreachable, match="nobody listens"):
-        generate(order(source, tmp_path / "out.jsonl", "redis://127.0.0.1:1", patience_s=0.1))
+        generate(order(source, tmp_path / "out.jsonl", "redis://127.0.0.1:1", patience_s=0.1), Interrupt())
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_another_model_on_the_queue_stops_the_run(url: str, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
     with FakeWorker(url, model="one"):
-        generate(order(source, tmp_path / "out.jsonl", url))
+        generate(order(source, tmp_path / "out.jsonl", url), Interrupt())
     write_rows(source, [{"prompt": "a"}, {"prompt": "b"}])
     with connect(url) as client:
         client.flushall()
     with FakeWorker(url, model="two"), pytest.raises(MillstreamError, match="two now"):
-        generate(order(source, tmp_path / "out.jsonl", url))
+        generate(order(source, tmp_path / "out.jsonl", url), Interrupt())
     assert len(read_rows(tmp_path / "out.jsonl")) == 1
 
 
@@ -332,7 +333,7 @@ def test_memory_holds_a_window_and_not_the_file(url: str, tmp_path: Path) -> Non
     source = write_rows(tmp_path / "in.jsonl", rows)
     before = psutil.Process().memory_info().rss
     with FakeWorker(url, answer=lambda _: "short"):
-        generate(order(source, tmp_path / "out.jsonl", url, window=20))
+        generate(order(source, tmp_path / "out.jsonl", url, window=20), Interrupt())
     assert psutil.Process().memory_info().rss - before < source.stat().st_size / 2
     assert (tmp_path / "out.jsonl").stat().st_size > source.stat().st_size
 

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from producer.bulk.interrupt import Interrupt
 from tests.producer.bulk.orders import read_rows, run, write_rows
 from tests.producer.fake_worker import FakeWorker, echo
 
@@ -166,6 +168,35 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
     assert family(alone.state) == []
 
 
+def test_an_interrupt_waits_for_the_end_of_a_step_and_a_second_one_does_not() -> None:
+    interrupt = Interrupt()
+    interrupt.check()
+    with without_handlers():
+        interrupt.listen()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    waiting = Interrupt()
+    with without_handlers():
+        waiting.listen()
+        with pytest.raises(KeyboardInterrupt), waiting.at_once():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), waiting.at_once():
+            pytest.fail("it was told to stop before")
+
+
+@contextmanager
+def without_handlers() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [" worker ", "valkey-server"])
 def test_its_worker_or_its_broker_may_be_killed(tmp_path: Path, victim: str) -> None:
@@ -192,8 +223,8 @@ def test_its_worker_or_its_broker_may_be_killed(tmp_path: Path, victim: str) -> 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_fifty_interruptions_leave_at_most_one_broker_and_no_worker(tmp_path: Path) -> None:
-    alone = Alone(tmp_path, "dry-run:words?delay=20ms")
-    rows = [f"row {number} of many" for number in range(6000)]
+    alone = Alone(tmp_path, "dry-run:words?delay=20ms&slots=8")
+    rows = [f"row {number} of many" for number in range(12_000)]
     write_rows(alone.source, [{"prompt": row} for row in rows])
     draw = random.Random(11)
     for _ in range(50):
