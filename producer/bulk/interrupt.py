@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM, heard between two steps.
 
 An exception out of a signal handler surfaces wherever the program happens to be. Inside pydantic it was taken for a
-serialization error: the interrupt was lost, and an innocent row got an error (seen within the first twenty of fifty interrupts).
+serialization error: the interrupt was lost, and an innocent row got an error (within twenty of fifty interrupts).
 """
 
 from __future__ import annotations
