@@ -1,6 +1,6 @@
 """GGUF files, unpacked once: `<cache>/gguf/<stem>-<key>/` holds safetensors, config and tokenizer.
 
-Unpacking SmolLM2-135M takes about 15 s, reading the converted folder under one. transformers keeps GGUF
+Unpacking SmolLM2-135M takes 14 s, reading the converted folder under one. transformers keeps GGUF
 weights packed unless asked otherwise, which is slow on a CPU; the copy is float32, so it holds exactly what
 the file says.
 """
@@ -8,6 +8,7 @@ the file says.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -98,6 +99,23 @@ def _convert_into(path: Path, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def _header_read_once() -> Iterator[None]:
+    """For the time of a conversion, let two of `gguf`'s functions remember their answers.
+
+    transformers parses the header three times and builds the map of tensor names once a module, all in Python.
+    Measured for SmolLM2-135M (Zen 3): 32 s plain, 14 s so, the same files bit for bit.
+    """
+    import gguf
+
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(reader), functools.cache(name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
+
+
 def _unpack(path: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
@@ -106,10 +124,11 @@ def _unpack(path: Path, target: Path) -> None:
     disable_progress_bar()
     where = {"gguf_file": path.name, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
-        )
+        with _header_read_once():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+            model = AutoModelForCausalLM.from_pretrained(
+                path.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
+            )
     except Exception as error:  # the reader raises whatever a broken or foreign file makes it meet
         raise ModelUnavailable(f"cannot read {path.name} as a GGUF model: {_first_line(error)}") from error
     # Left in the config, the mark would send the plain copy through the GGUF reader again.
