@@ -53,6 +53,7 @@ class ModelProcess:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),
             start_new_session=True,
+            env=os.environ | ({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),  # bars are for terminals
         )
         os.close(child_read)
         os.close(child_write)
