@@ -8,6 +8,8 @@
 # TORCH_INDEX_URL=...    take torch from this index, such as the one of PyTorch's CPU builds (see README.md)
 
 PYTHON ?= python3
+# Installed without byte code (below), so what is imported must be allowed to keep it.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # Byte-compiling every module of torch and transformers takes longer than installing them: 119 s against 36 s measured
 # on two cores. Python compiles what is imported when it is first imported.
