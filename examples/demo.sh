@@ -61,7 +61,7 @@ print(next(pathlib.Path(folder).glob("*.gguf")))')
 
 answer_file() {
   say "40 questions of GSM8K, from a file to a file"
-  "${millstream[@]}" generate examples/gsm8k-40.jsonl -o "$output" --queue demo --temperature 0 --max-tokens 160
+  "${millstream[@]}" generate examples/gsm8k-40.jsonl -o "$output" --queue demo --temperature 0 --max-tokens 100
   local rows
   rows=$(wc -l <"$output")
   [ "$rows" -eq 40 ] || fail "$output holds $rows rows instead of 40"

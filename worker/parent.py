@@ -33,7 +33,7 @@ log = logging.getLogger("millstream.worker")
 
 LOOK_AGAIN_S = 2.0
 """An idle worker looks for work this often, should a wake-up be lost; lapsed leases are noticed this late."""
-BEAT_S = 5.0
+BEAT_S = 3.0
 LOADS_IN_A_ROW = 3
 """Model processes that may die while they load before the worker gives up."""
 LEAVE_S = 10.0

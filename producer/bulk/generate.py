@@ -24,7 +24,7 @@ from producer.bulk.own_worker import OwnWorker
 from producer.bulk.places import Places, check, check_source, locked
 from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
-from producer.bulk.run import Run, Served, Waiting
+from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
 from producer.bulk.window import Window
 from producer.reach import Server, faults_in_one_line, keys_of
@@ -133,7 +133,7 @@ def _answer(
             counts,
             screen,
             Served(manifest, places),
-            Waiting(queue, screen, own_worker=own_worker),
+            Outlook(queue, screen, own_worker=own_worker),
         )
         worker = None
         if own_worker and len(spool) < counts.total:

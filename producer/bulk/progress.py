@@ -22,6 +22,8 @@ class Counts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Of the rows done by this process."""
+    tokens_per_s: float = 0.0
+    """What the queue's workers write now, by their heartbeats: rows that run count too."""
 
     @property
     def done(self) -> int:
@@ -89,7 +91,7 @@ class Lines:
         fresh = counts.done - counts.kept
         left_s = (counts.total - counts.done) * elapsed_s / fresh if fresh else None
         left = "" if left_s is None else f", {_duration(left_s)} left"
-        return f"{counts.completion_tokens / elapsed_s:,.0f} tokens/s{left}"
+        return f"{counts.tokens_per_s:,.0f} tokens/s{left}"
 
 
 class Bar:
@@ -99,7 +101,6 @@ class Bar:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._began = time.monotonic()
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
@@ -113,8 +114,7 @@ class Bar:
 
     def show(self, counts: Counts) -> None:
         """Move the bar."""
-        speed = counts.completion_tokens / (time.monotonic() - self._began)
-        rest = f"{_failed(counts)}, {speed:,.0f} tokens/s"
+        rest = f"{_failed(counts)}, {counts.tokens_per_s:,.0f} tokens/s"
         self._bar.update(self._task, completed=counts.done, total=counts.total, rest=rest)
 
     def note(self, text: str) -> None:

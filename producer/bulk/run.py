@@ -30,6 +30,8 @@ from protocol import MillstreamError, Result
 BLOCK_S = 0.5
 """How long a step waits for a completion."""
 BAD_AT_ONCE = 1000
+LOOK_EVERY_S = 2.0
+"""How often the workers' speed is asked for."""
 
 
 class Run:
@@ -43,7 +45,7 @@ class Run:
         counts: Counts,
         screen: Display,
         served: Served,
-        waiting: Waiting,
+        outlook: Outlook,
     ) -> None:
         self._to_do = to_do
         self._window = window
@@ -51,7 +53,7 @@ class Run:
         self._counts = counts
         self._screen = screen
         self._served = served
-        self._waiting = waiting
+        self._outlook = outlook
         self._input_ended = False
 
     @property
@@ -69,11 +71,11 @@ class Run:
         self._admit()
         full = not self._window.submit()
         if len(self._window):
-            self._waiting.explain(full)
+            self._counts.tokens_per_s = self._outlook.look(full)
             ended = self._window.collect(BLOCK_S)
             if ended:
                 self._store(ended)
-                self._waiting.heard()
+                self._outlook.heard()
             self._window.forget_stored()
         self._screen.show(self._counts)
         if len(self._window) or not self._input_ended:
@@ -136,27 +138,37 @@ class Served:
         self._manifest.save(self._places.manifest)
 
 
-class Waiting:
-    """Says, once, what keeps a run waiting: it looks while nothing ends."""
+class Outlook:
+    """What a run sees of the queue while it waits: how fast its workers write, and, said once, why nothing ends."""
 
     def __init__(self, queue: Queue, screen: Display, *, own_worker: bool) -> None:
         self._queue = queue
         self._screen = screen
         self._own_worker = own_worker
         self._next_look = 0.0
+        self._heard = float("-inf")
+        self._tokens_per_s = 0.0
         self._said: str | None = None
 
     def heard(self) -> None:
         """Jobs end: there is nothing to explain for a while."""
-        self._next_look = time.monotonic() + SILENCE_S
+        self._heard = time.monotonic()
 
-    def explain(self, full: bool) -> None:
-        """Look at the queue, if nothing has ended for a while, and say why. `full`: it took no more rows."""
+    def look(self, full: bool) -> float:
+        """Tokens a second that the queue's workers write, at the last look; `full`: the queue took no more rows."""
         now = time.monotonic()
-        if now < self._next_look:
-            return
-        self._next_look = now + SILENCE_S
-        why = self._reason(self._queue.run(calls.status(self._queue.keys)), full)
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            status = self._queue.run(calls.status(self._queue.keys))
+            self._tokens_per_s = sum(
+                beat.info.get("tokens_per_s", 0) for beat in status.workers if beat.alive
+            )
+            if now - self._heard > SILENCE_S:
+                self._explain(status, full)
+        return self._tokens_per_s
+
+    def _explain(self, status: Status, full: bool) -> None:
+        why = self._reason(status, full)
         if why is not None and why != self._said:
             self._screen.note(why)
         self._said = why
