@@ -32,6 +32,7 @@ def test_what_is_not_installed_is_listed(
     assert "not installed" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
     [

@@ -204,6 +204,7 @@ def test_a_server_that_restarts_in_the_middle(fresh_server: RealServer, tmp_path
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_workers_killed_again_and_again(queue: Queue, workers: Workers) -> None:
     """Three workers, one killed every half second for half a minute: every job ends once, whole."""
     count = 150
