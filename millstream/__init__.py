@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine import Engine as Engine
+    from engine import load_engine as load_engine
     from producer.async_client import AsyncClient as AsyncClient
     from producer.client import Client as Client
     from protocol import Job as Job
@@ -23,9 +24,20 @@ _HOMES = {
     "Message": "protocol",
     "Result": "protocol",
     "SamplingParams": "protocol",
+    "load_engine": "engine",
 }
 
-__all__ = ["AsyncClient", "Client", "Engine", "Job", "Message", "Result", "SamplingParams", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Engine",
+    "Job",
+    "Message",
+    "Result",
+    "SamplingParams",
+    "__version__",
+    "load_engine",
+]
 
 
 def __getattr__(name: str) -> Any:
