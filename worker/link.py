@@ -24,10 +24,13 @@ PASSING = (
     errors.TimeoutError,
     errors.ReadOnlyError,
     errors.OutOfMemoryError,
+    errors.MasterDownError,
     errors.TryAgainError,
     OSError,
 )
 """What waiting can mend; a BusyLoadingError is a ConnectionError."""
+PASSING_WORDS = ("MISCONF ", "NOREPLICAS ", "BUSY ")
+"""As `PASSING`, where redis-py has no class: the server cannot save, has too few replicas, runs a long script."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 
@@ -59,7 +62,9 @@ class Link:
         while True:
             try:
                 answer = await attempt()
-            except PASSING as error:
+            except (*PASSING, errors.ResponseError) as error:
+                if not passes(error):
+                    raise
                 if self._down_since is None:
                     self._down_since = loop.time()
                     log.warning("redis is away, waiting for it: %s", str(error).splitlines()[0])
@@ -70,3 +75,8 @@ class Link:
                 log.warning("redis is back after %.1f s", loop.time() - self._down_since)
                 self._down_since = None
             return answer
+
+
+def passes(error: Exception) -> bool:
+    """Whether waiting can mend it."""
+    return isinstance(error, PASSING) or str(error).startswith(PASSING_WORDS)

@@ -124,9 +124,30 @@ def test_the_link_waits_for_what_passes_and_says_so_once(caplog: pytest.LogCaptu
     assert len(caplog.records) == 2
 
 
-def test_the_link_does_not_wait_for_what_will_not_pass() -> None:
-    link = Link(FlakyQueue(redis.exceptions.NoPermissionError("no")))  # type: ignore[arg-type]
-    with pytest.raises(redis.exceptions.NoPermissionError):
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MISCONF Errors writing to the AOF file: No space left on device",
+        "NOREPLICAS Not enough good replicas to write. script: on @user_script:136.",
+        "BUSY Redis is busy running a script",
+    ],
+)
+def test_the_link_waits_for_a_server_that_cannot_write_now(said: str) -> None:
+    link = Link(FlakyQueue(redis.exceptions.ResponseError(said)))  # type: ignore[arg-type]
+    assert asyncio.run(link.run("call")) == "answer"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.exceptions.NoPermissionError("no"),
+        redis.exceptions.ResponseError("WRONGTYPE Operation against a key"),
+        redis.exceptions.ResponseError("BUSYGROUP Consumer Group name already exists"),
+    ],
+)
+def test_the_link_does_not_wait_for_what_will_not_pass(error: redis.exceptions.ResponseError) -> None:
+    link = Link(FlakyQueue(error))  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
         asyncio.run(link.run("call"))  # type: ignore[arg-type]
 
 
@@ -150,7 +171,7 @@ def test_amounts_of_memory(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "lots", "-1", "0", "4XB", "GiB"])
+@pytest.mark.parametrize("text", ["", "lots", "-1", "0", "4XB", "GiB", "inf", "nan", "1e400GB"])
 def test_amounts_that_are_none(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         parse_bytes(text)
