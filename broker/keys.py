@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter, ValidationError
+
+from protocol import ErrorCode, RequestError
+from protocol.job import Name
+
 GROUP = "workers"
 """The consumer group of every job stream."""
 
@@ -79,3 +84,18 @@ class Keys:
     def done(self, run: str) -> str:
         """Stream: completions of one bulk run."""
         return f"{self.base}done:{run}"
+
+
+def keys_of(queue: str) -> Keys:
+    """The keys of the queue of that name.
+
+    Raises:
+        RequestError: no queue can have that name.
+    """
+    try:
+        return Keys(TypeAdapter(Name).validate_python(queue))
+    except ValidationError:
+        raise RequestError(
+            ErrorCode.INVALID_REQUEST,
+            f"queue {queue!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'",
+        ) from None

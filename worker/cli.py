@@ -11,6 +11,8 @@ import typer
 
 ENGINE = "Engine"
 QUEUE = "Queue and leases"
+LONGEST_LEASE_S = 86_400
+"""A day: the server adds a lease to its clock, and an infinite one has no end to add."""
 
 
 def worker(
@@ -32,7 +34,12 @@ def worker(
     ] = False,
     lease: Annotated[
         float,
-        typer.Option(min=1, help="Seconds until a dead worker's jobs are taken over.", rich_help_panel=QUEUE),
+        typer.Option(
+            min=1,
+            max=LONGEST_LEASE_S,
+            help="Seconds until a dead worker's jobs are taken over.",
+            rich_help_panel=QUEUE,
+        ),
     ] = 30.0,
     grace: Annotated[
         float,
@@ -80,12 +87,11 @@ def worker(
     log_level: Annotated[str, typer.Option(envvar="MILLSTREAM_LOG_LEVEL")] = "info",
 ) -> None:
     """Run the model and answer a queue's jobs until told to stop."""
+    level = parse_level(log_level)
     from worker.parent import WorkerSettings
     from worker.serve import serve
 
-    logging.basicConfig(
-        level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     given: dict[str, Any] = {
         "served_model_name": served_model_name,
         "dtype": dtype,
@@ -130,10 +136,22 @@ def parse_bytes(text: str) -> int:
     unit = UNITS.get(number[len(digits) :])
     try:
         size = int(float(digits) * (unit or 0))
-    except ValueError:
+    except (ValueError, OverflowError):  # no number, or an infinite one
         size = 0
     if unit is None or size <= 0:
         raise typer.BadParameter(
             f"{text!r} is no amount of memory: write it as 4GiB, 500MB or a number of bytes"
         )
     return size
+
+
+def parse_level(name: str) -> str:
+    """A level of `logging`, in any case.
+
+    Raises:
+        typer.BadParameter: there is none of that name.
+    """
+    levels = [level.lower() for level in logging.getLevelNamesMapping()]
+    if name.lower() not in levels:
+        raise typer.BadParameter(f"--log-level {name!r}: use one of {', '.join(levels)}")
+    return name.upper()

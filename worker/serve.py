@@ -8,9 +8,11 @@ import os
 import signal
 from contextlib import ExitStack
 
-from broker.connection import connect_async, redact, resolve_url, wait_until_ready_async
+import redis
+
+from broker.connection import connect_async, redact, resolve_url, unreachable, wait_until_ready_async
 from broker.embedded import EmbeddedBroker
-from broker.keys import Keys
+from broker.keys import Keys, keys_of
 from broker.queue import AsyncQueue
 from protocol import MillstreamError
 from worker.model_process import ModelCrashed
@@ -25,13 +27,14 @@ def serve(
     """Run a worker until it is told to stop. At its start it waits `redis_timeout_s` seconds for the server.
 
     Raises:
-        MillstreamError: no Redis, no model, or another model than the queue's.
+        MillstreamError: no Redis, no model, another model than the queue's, or no queue can have that name.
     """
+    keys = keys_of(queue)
     with ExitStack() as stack:
         url = resolve_url(redis_url, os.environ)
         if url is None:
             url = stack.enter_context(EmbeddedBroker()).url
-        asyncio.run(_serve(url, redis_timeout_s, Keys(queue), settings, leash_fd))
+        asyncio.run(_serve(url, redis_timeout_s, keys, settings, leash_fd))
 
 
 async def _serve(
@@ -52,6 +55,8 @@ async def _serve(
         raise MillstreamError(
             f"the model process keeps dying while it loads {settings.model}: {error}"
         ) from None
+    except redis.RedisError as error:
+        raise unreachable(url, error) from None
     finally:
         await queue.close()
 

@@ -221,6 +221,31 @@ def test_a_model_that_is_not_there_is_one_line(workers: Workers) -> None:
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.parametrize("name", ["meta", "leases", "workers"])
+def test_a_foreign_key_in_a_queues_place_is_one_line(queue: Queue, workers: Workers, name: str) -> None:
+    queue.client.set(queue.keys.base + name, "somebody else's")
+    worker = workers.start("--burst", model="dry-run:echo")
+    assert worker.wait() == 1
+    assert "WRONGTYPE" in worker.log.splitlines()[-1]
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--queue", "a{b} c"),
+        ("--queue", ""),
+        ("--log-level", "loud"),
+        ("--lease", "inf"),
+        ("--kv-memory", "inf"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(workers: Workers, flags: tuple[str, str]) -> None:
+    worker = workers.start(*flags, model="dry-run:echo")
+    assert worker.wait() == 2
+    assert "Traceback" not in worker.log
+
+
 def test_a_redis_that_is_not_there_is_one_line(workers: Workers) -> None:
     workers.url = "redis://:secret@127.0.0.1:1/0"
     worker = workers.start("--redis-timeout", "1", model="dry-run:echo")
