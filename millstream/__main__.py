@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+import millstream
 from producer.cli import add_verbs, exits
 from worker.cli import worker
 
 _WORKER_MODULES = {"accelerate", "gguf", "jinja2", "numba", "numpy", "safetensors", "torch", "transformers"}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(millstream.__version__)
+        raise typer.Exit
 
 
 def build() -> typer.Typer:
@@ -22,9 +30,18 @@ def build() -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
+    app.callback()(options)
     app.command()(worker)
     add_verbs(app)
     return app
+
+
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """What may stand before a verb."""
 
 
 def main() -> None:

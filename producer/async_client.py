@@ -45,6 +45,9 @@ class AsyncJobHandle:
         self.id = job_id
         self._client = client
 
+    def __repr__(self) -> str:
+        return f"AsyncJobHandle({self.id!r})"
+
     async def stream(self) -> AsyncGenerator[AnyEvent, None]:
         """The job's events from the first to the terminal one."""
         with faults_in_one_line(self._client.url):

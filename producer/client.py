@@ -44,6 +44,9 @@ class JobHandle:
         self.id = job_id
         self._client = client
 
+    def __repr__(self) -> str:
+        return f"JobHandle({self.id!r})"
+
     def stream(self) -> Iterator[AnyEvent]:
         """The job's events from the first to the terminal one, as they come; also after it has ended.
 

@@ -89,5 +89,8 @@ def describe_validation(error: Any) -> str:
     parts = []
     for item in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            parts.append(f"{where}: no such parameter")
+            continue
         parts.append(f"{where}: {item['msg']}" if where else str(item["msg"]))
     return "; ".join(parts)

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 from pydantic import ValidationError
 
+from broker import calls
 from broker.connection import connect, unreachable, wait_until_ready
 from broker.queue import Queue
 from producer.bulk.begin import begin
@@ -28,6 +29,7 @@ from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
 from producer.bulk.window import Window
 from producer.reach import Server, faults_in_one_line, keys_of
+from producer.refusal import Refused
 from protocol import ErrorCode, RequestError, describe_validation
 
 PASSING = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
@@ -124,6 +126,9 @@ def _answer(
         name = order.queue or (manifest.run if own_worker else "default")
         queue = Queue(connect(server.url), keys_of(name))
         stack.callback(queue.close)
+        if order.model is not None and not own_worker:
+            with faults_in_one_line(server.url):
+                _check_served(queue, order.model)
         requests = Requests(manifest.run, order.defaults, None if own_worker else order.model)
         window = Window(queue, manifest.run, order.window)
         run = Run(
@@ -143,6 +148,22 @@ def _answer(
             stack.callback(worker.stop)
         with faults_in_one_line(server.url):
             _work(run, worker, server, order.patience_s, screen, interrupt)
+
+
+def _check_served(queue: Queue, model: str) -> None:
+    """Refuse a model that the queue's workers do not have: each row would fail for it.
+
+    Raises:
+        Refused: living workers serve another one.
+        BrokerUnreachable: the server cannot be asked.
+    """
+    status = queue.run(calls.status(queue.keys))
+    served = status.fingerprint
+    if served is not None and served.name != model and any(beat.alive for beat in status.workers):
+        raise Refused(
+            f"queue {queue.keys.queue} is served by {served.name}, not {model}: drop --model, or name a queue whose "
+            "worker has it"
+        )
 
 
 def _work(

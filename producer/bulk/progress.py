@@ -89,7 +89,9 @@ class Lines:
     def _speed(self, counts: Counts, now: float) -> str:
         elapsed_s = now - self._began
         fresh = counts.done - counts.kept
-        left_s = (counts.total - counts.done) * elapsed_s / fresh if fresh else None
+        rest = counts.total - counts.done
+        # The first rows to end are the shortest, so what they foretell is far off.
+        left_s = rest * elapsed_s / fresh if fresh * 10 >= rest else None
         left = "" if left_s is None else f", {_duration(left_s)} left"
         return f"{counts.tokens_per_s:,.0f} tokens/s{left}"
 

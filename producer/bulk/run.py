@@ -177,6 +177,8 @@ class Outlook:
         name = self._queue.keys.queue
         if status.paused:
             return f"queue {name} is paused"
-        if not self._own_worker and not any(beat.alive for beat in status.workers):
+        if not any(beat.alive for beat in status.workers):
+            if self._own_worker:
+                return "the worker is loading the model"
             return f"no worker serves queue {name} yet: start `millstream worker --model M --queue {name}`"
         return f"queue {name} is full: waiting for room" if full else None

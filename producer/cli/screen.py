@@ -41,10 +41,13 @@ def follow(job: JobHandle, as_json: bool) -> int:
         print(flush=True)
     if end.type == "done":
         return exits.OK
-    note(f"job {job.id}: {end.type}: {end.message or 'no reason is recorded'}")
+    code = "" if end.code in (None, end.type) else f"{end.code}: "
+    note(f"job {job.id}: {end.type}: {code}{end.message or 'no reason is recorded'}")
     return exits.FAILED
 
 
 def describe(state: str, error: JobError | None) -> str:
     """How a job ended, in a line."""
-    return f"{state}: {error.code}: {error.message}" if error else state
+    if error is None:
+        return state
+    return f"{state}: {error.message}" if error.code == state else f"{state}: {error.code}: {error.message}"

@@ -40,6 +40,13 @@ def test_help_loads_nothing_slow() -> None:
     assert slow == "set()"
 
 
+def test_version() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "millstream", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{millstream.__version__}\n"
+
+
 def test_help_names_the_verbs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "millstream", "--help"], capture_output=True, text=True, check=False

@@ -46,6 +46,11 @@ def test_submit_watch_result_status_cancel(program: Program, url: str) -> None:
     assert (status["waiting"], status["running"], status["workers"]) == (1, 0, [])
     assert program("submit", "x", "--id", "j2", *queue, "--json").stdout == '{"id": "j2", "queue": "s2"}\n'
     assert program("cancel", "j2", *queue).stdout == "cancelled\n"
+    watched = program("watch", "j2", *queue)
+    assert (watched.returncode, watched.stderr) == (
+        1,
+        "millstream: job j2: cancelled: cancelled while it waited\n",
+    )
     with FakeWorker(url, "s2"):
         result = program("result", "j1", *queue, "--wait", "20")
         assert (result.returncode, result.stdout) == (0, "hello\n")

@@ -13,13 +13,16 @@ import psutil
 import pytest
 import redis
 
+from broker import calls
 from broker.connection import connect
 from broker.embedded import EmbeddedBroker
+from broker.keys import Keys
+from broker.queue import Queue
 from producer.bulk import window
 from producer.bulk.generate import generate
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.places import Places
-from protocol import BrokerUnreachable, Job, MillstreamError
+from protocol import BrokerUnreachable, Fingerprint, Job, MillstreamError
 from tests.producer.bulk.orders import order, read_rows, write_rows
 from tests.producer.fake_worker import Failure, FakeWorker, echo
 from tests.producer.program import Program
@@ -361,9 +364,25 @@ def test_a_named_queue_is_answered_by_its_own_workers(program: Program, tmp_path
     source, state = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}]), tmp_path / "state"
     with (
         EmbeddedBroker(state) as broker,
-        FakeWorker(broker.url, "mine", lambda job: str(job.model)) as worker,
+        FakeWorker(broker.url, "mine", lambda job: str(job.model), model="m") as worker,
     ):
         command = ("generate", source, "-o", tmp_path / "out.jsonl", "--model", "m", "--queue", "mine")
         done = program(*command, REDIS_URL="", MILLSTREAM_STATE=str(state))
     assert (done.returncode, "starting a worker" in done.stderr) == (0, False)
     assert (read_rows(tmp_path / "out.jsonl")[0]["completion"], len(worker.answered)) == ("m", 1)
+
+
+def test_a_model_the_queue_does_not_serve_is_refused_before_anything_is_submitted(
+    program: Program, url: str, tmp_path: Path
+) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    with FakeWorker(url, "theirs", model="one") as worker, connect(url) as client:
+        queue = Queue(client, Keys("theirs"))
+        queue.run(calls.register(queue.keys, "w", Fingerprint(name="one")))
+        command = ("generate", source, "-o", tmp_path / "out.jsonl", "--queue", "theirs")
+        refused = program(*command, "--model", "two")
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+        assert "one" in refused.stderr
+        assert "two" in refused.stderr
+        assert worker.answered == []
+        assert program(*command, "--model", "one").returncode == 0
