@@ -30,6 +30,8 @@ SOCKET_TIMEOUT_S = 15.0
 """A reply that takes longer counts as a lost connection: block on the server for less than this."""
 HEALTH_CHECK_S = 20.0
 """A connection idle for longer is pinged before it is used: firewalls drop idle ones without a word."""
+MOST_CONNECTIONS = 10_000
+"""Of one client; every watcher has one. redis-py would stop at 100, the server stops at its own `maxclients`."""
 RETRIES = 3
 """Within one call; with the backoff about half a second in all. Every script may therefore run twice."""
 
@@ -137,6 +139,7 @@ _OPTIONS: dict[str, Any] = {
     "socket_timeout": SOCKET_TIMEOUT_S,
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
     "health_check_interval": HEALTH_CHECK_S,
+    "max_connections": MOST_CONNECTIONS,
     "decode_responses": False,
 }
 

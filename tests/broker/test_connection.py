@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 import redis.exceptions
@@ -252,6 +253,26 @@ def test_a_user_who_may_not_read_info_is_let_in(wait: Wait, kind: type[RealServe
         "--user", "u", "on", ">p", "~*", "+ping", "+client", "+hello", aof=False, tcp=True
     ) as server:
         wait(server.tcp_url.replace("redis://", "redis://u:p@"), 0.0)
+
+
+def test_one_client_has_hundreds_of_watchers(server: RealServer) -> None:
+    with connect(server.url) as client, ExitStack() as stack:
+        channels = [stack.enter_context(client.pubsub()) for _ in range(300)]
+        for channel in channels:
+            channel.subscribe("tokens")
+        assert client.publish("tokens", "hello") == 300
+
+
+async def _subscribe_many(url: str, count: int) -> Any:
+    async with connect_async(url) as client, AsyncExitStack() as stack:
+        for _ in range(count):
+            channel = await stack.enter_async_context(client.pubsub())
+            await channel.subscribe("tokens")
+        return await client.publish("tokens", "hello")
+
+
+def test_one_asyncio_client_has_hundreds_of_watchers(server: RealServer) -> None:
+    assert asyncio.run(_subscribe_many(server.url, 300)) == 300
 
 
 def test_an_error_in_the_middle_of_work_is_one_line() -> None:
