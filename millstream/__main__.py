@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -46,6 +47,8 @@ def options(
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # answers hold what no terminal's code page has
     try:
         build()(prog_name="millstream")
     except KeyboardInterrupt:
@@ -67,14 +70,18 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), exits.REFUSED if isinstance(error, Refused | RequestError) else exits.FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in _WORKER_MODULES:
         return f"{error.name} is missing: pip install 'millstream[worker]'", exits.REFUSED
+    if isinstance(error, OSError):  # a full disk behind stdout, a file that went away
+        return ": ".join(
+            str(part) for part in (error.strerror or error, error.filename) if part
+        ), exits.FAILED
     raise error
 
 
 def _flush() -> bool:
-    """Write out stdout. False: its reader has gone (as in `| head`), and nothing more may be written to it."""
+    """Write out stdout. False: its reader has gone (as in `| head`) or its disk is full; nothing more is written."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
     return True

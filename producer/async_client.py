@@ -18,15 +18,17 @@ from typing import Any, Self
 from broker import calls
 from broker.calls import Cancelled, Look, Status
 from broker.connection import connect_async, wait_until_ready_async
+from broker.keys import keys_of
 from broker.queue import AsyncQueue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow_async
-from producer.reach import Server, faults_in_one_line, keys_of
+from producer.reach import Server, faults_in_one_line
 from producer.request import (
     SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
+    check_id,
     check_size,
     not_taken,
     queue_full,
@@ -146,7 +148,7 @@ class AsyncClient:
 
     def job(self, job_id: str) -> AsyncJobHandle:
         """A handle on a job that somebody has submitted. Asks nobody."""
-        return AsyncJobHandle(self, job_id)
+        return AsyncJobHandle(self, check_id(job_id))
 
     async def status(self) -> Status:
         """The queue and its workers at a glance."""

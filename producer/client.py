@@ -17,15 +17,17 @@ from typing import Any, Self
 from broker import calls
 from broker.calls import Cancelled, Look, Status
 from broker.connection import connect, wait_until_ready
+from broker.keys import keys_of
 from broker.queue import Queue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow
-from producer.reach import Server, faults_in_one_line, keys_of
+from producer.reach import Server, faults_in_one_line
 from producer.request import (
     SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
+    check_id,
     check_size,
     not_taken,
     queue_full,
@@ -184,7 +186,7 @@ class Client:
 
     def job(self, job_id: str) -> JobHandle:
         """A handle on a job that somebody has submitted. Asks nobody."""
-        return JobHandle(self, job_id)
+        return JobHandle(self, check_id(job_id))
 
     def status(self) -> Status:
         """The queue and its workers at a glance."""

@@ -8,13 +8,9 @@ from contextlib import contextmanager
 from typing import Self
 
 import redis
-from pydantic import TypeAdapter, ValidationError
 
 from broker.connection import resolve_url, unreachable
 from broker.embedded import EmbeddedBroker
-from broker.keys import Keys
-from protocol import ErrorCode, RequestError
-from protocol.job import Name
 
 
 class Server:
@@ -61,21 +57,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def keys_of(queue: str) -> Keys:
-    """The keys of the queue of that name.
-
-    Raises:
-        RequestError: no queue can have that name.
-    """
-    try:
-        return Keys(TypeAdapter(Name).validate_python(queue))
-    except ValidationError:
-        raise RequestError(
-            ErrorCode.INVALID_REQUEST,
-            f"queue {queue!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'",
-        ) from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from broker.calls import Submitted
@@ -23,6 +23,7 @@ from protocol import (
     SamplingParams,
     describe_validation,
 )
+from protocol.job import JobId
 
 MAX_PAYLOAD_BYTES = 4 << 20
 """Largest job a producer sends: the server holds every waiting one in memory."""
@@ -32,6 +33,7 @@ SUBMIT_AT_ONCE = 500
 Prompt = str | Sequence[int]
 Messages = Sequence[Message | Mapping[str, Any]]
 
+_ID: TypeAdapter[str] = TypeAdapter(JobId)
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 1.0
 
@@ -54,7 +56,7 @@ def build_job(
     try:
         job = Job(
             id=uuid.uuid4().hex if job_id is None else job_id,
-            prompt=prompt if prompt is None or isinstance(prompt, str) else list(prompt),
+            prompt=_text_or_ids(prompt),
             messages=None if messages is None else [Message.model_validate(turn) for turn in messages],
             params=params if params is not None else SamplingParams(**sampling),
             **fields,
@@ -63,6 +65,28 @@ def build_job(
         raise _invalid(describe_validation(error)) from None
     check_size(job)
     return job
+
+
+def _text_or_ids(prompt: Any) -> str | list[Any] | None:
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
+        return list(prompt)
+    raise _invalid(f"prompt: give text or a list of token ids, not {type(prompt).__name__}")
+
+
+def check_id(job_id: str) -> str:
+    """The id, if a job can have it.
+
+    Raises:
+        RequestError: none can.
+    """
+    try:
+        return _ID.validate_python(job_id)
+    except ValidationError:
+        raise _invalid(
+            f"job id {job_id!r}: ids are 1 to 200 letters, digits, '.', '_', ':', '@' and '-'"
+        ) from None
 
 
 def check_size(job: Job) -> int:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import redis.exceptions as errors
 
+from broker.faults import passes
 from broker.queue import AsyncQueue
 from broker.script import Call
 
@@ -19,18 +20,6 @@ log = logging.getLogger("millstream.worker")
 
 T = TypeVar("T")
 
-PASSING = (
-    errors.ConnectionError,
-    errors.TimeoutError,
-    errors.ReadOnlyError,
-    errors.OutOfMemoryError,
-    errors.MasterDownError,
-    errors.TryAgainError,
-    OSError,
-)
-"""What waiting can mend; a BusyLoadingError is a ConnectionError."""
-PASSING_WORDS = ("MISCONF ", "NOREPLICAS ", "BUSY ")
-"""As `PASSING`, where redis-py has no class: the server cannot save, has too few replicas, runs a long script."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 
@@ -62,7 +51,7 @@ class Link:
         while True:
             try:
                 answer = await attempt()
-            except (*PASSING, errors.ResponseError) as error:
+            except (errors.RedisError, OSError) as error:
                 if not passes(error):
                     raise
                 if self._down_since is None:
@@ -75,8 +64,3 @@ class Link:
                 log.warning("redis is back after %.1f s", loop.time() - self._down_since)
                 self._down_since = None
             return answer
-
-
-def passes(error: Exception) -> bool:
-    """Whether waiting can mend it."""
-    return isinstance(error, PASSING) or str(error).startswith(PASSING_WORDS)

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from broker import calls
 from broker.connection import connect, unreachable, wait_until_ready
+from broker.faults import passes
+from broker.keys import keys_of
 from broker.queue import Queue
 from producer.bulk.begin import begin
 from producer.bulk.intake import ask, to_do
@@ -28,12 +30,10 @@ from producer.bulk.requests import Requests
 from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
 from producer.bulk.window import Window
-from producer.reach import Server, faults_in_one_line, keys_of
+from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
 from protocol import ErrorCode, RequestError, describe_validation
 
-PASSING = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError)
-"""Faults of a server that restarts, or whose place another one takes."""
 RETRY_S = 0.5
 
 
@@ -182,7 +182,9 @@ def _work(
             if not run.step():
                 return
             down_since = None
-        except PASSING as error:
+        except redis.RedisError as error:
+            if not passes(error):
+                raise
             if down_since is None:
                 down_since = time.monotonic()
                 screen.note(f"{unreachable(server.url, error)} Trying for {patience_s:g} s")

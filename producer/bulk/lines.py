@@ -187,6 +187,10 @@ def _readable_id(line: Line) -> Any:
         return None
     try:
         value = json.loads(line.raw.decode("utf-8", "replace"))
-        return Row(line.number, "", value).custom_id if isinstance(value, dict) else None
+        custom_id = Row(line.number, "", value).custom_id if isinstance(value, dict) else None
+        json.dumps(
+            custom_id, ensure_ascii=False, allow_nan=False
+        ).encode()  # the error file must be able to hold it
     except (ValueError, RecursionError):
         return None
+    return custom_id

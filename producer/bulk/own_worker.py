@@ -24,7 +24,8 @@ class OwnWorker:
 
     def __init__(self, model: str, queue: str, url: str, log: Path) -> None:
         self._command = [sys.executable, "-m", "millstream", "worker", "--model", model]
-        self._command += ["--queue", queue, "--redis-url", url]
+        # A short lease: nobody else waits for these jobs, and a worker that died is replaced at once.
+        self._command += ["--queue", queue, "--redis-url", url, "--lease", "5"]
         self._model = model
         self._log = log
         self._restarts = 0

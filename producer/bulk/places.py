@@ -83,7 +83,16 @@ def check(source: Path, output: Path) -> Places:
     Raises:
         Refused: they are not.
     """
-    places = Places(check_source(source), output.resolve())
+    source = check_source(source)
+    try:
+        return _checked(Places(source, output.resolve()))
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long, no name at all
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Refused(f"cannot write {output}: {why}") from None
+
+
+def _checked(places: Places) -> Places:
+    output = places.output
     if not places.output.parent.is_dir():
         raise Refused(f"cannot write {output}: there is no folder {output.parent}")
     for path in (places.output, places.errors):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,18 @@ RedisUrl = Annotated[
 QueueName = Annotated[str, typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+
+def seconds(value: float | None) -> float | None:
+    """A time one can wait.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise typer.BadParameter(f"{value} is no time to wait: give seconds, 0 or more")
+    return value
+
 
 MaxTokens = Annotated[
     int | None, typer.Option(metavar="N", envvar="MILLSTREAM_MAX_TOKENS", help="Most tokens to generate.")

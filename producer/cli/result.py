@@ -11,7 +11,14 @@ from producer.cli import exits, options
 
 def result(
     job_id: options.JobId,
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long to wait for the end.")] = 0.0,
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            callback=options.seconds,
+            help="How long to wait for the end.",
+        ),
+    ] = 0.0,
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
     as_json: options.AsJson = False,

@@ -22,7 +22,11 @@ def status(
     redis_url: options.RedisUrl = None,
     wait_ready: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Wait until a worker is alive; exit code 1 if none is by then."),
+        typer.Option(
+            callback=options.seconds,
+            metavar="SECONDS",
+            help="Wait until a worker is alive; exit code 1 if none is by then.",
+        ),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:

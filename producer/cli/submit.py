@@ -48,7 +48,10 @@ def submit(
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
     wait: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="How long to wait for room in a full queue.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", callback=options.seconds, help="How long to wait for room in a full queue."
+        ),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the job: live text on stdout.")] = False,
     as_json: options.AsJson = False,

@@ -47,6 +47,19 @@ def test_version() -> None:
     assert done.stdout == f"{millstream.__version__}\n"
 
 
+def test_a_full_disk_behind_stdout_is_a_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "millstream", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_help_names_the_verbs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "millstream", "--help"], capture_output=True, text=True, check=False

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from millstream import AsyncClient, Client, Job, SamplingParams
-from producer.request import MAX_PAYLOAD_BYTES
+from producer.request import MAX_PAYLOAD_BYTES, build_job
 from protocol import (
     BrokerUnreachable,
     JobConflict,
@@ -186,3 +186,9 @@ def test_asyncio_waits_no_longer_than_told(server: RealServer) -> None:
             assert (await job.status()).state == "cancelled"
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("prompt", [b"ab", 5, {1, 2}, iter([1])])
+def test_a_prompt_that_is_neither_text_nor_ids_is_refused(prompt: object) -> None:
+    with pytest.raises(RequestError, match="text or a list of token ids"):
+        build_job(prompt, None, None, {}, None)  # type: ignore[arg-type]

@@ -112,6 +112,19 @@ def test_broken_lines_are_errors_and_the_rest_is_answered(program: Program, url:
     assert (checked.returncode, "18 rows, 16 of them" in checked.stderr) == (3, True)
 
 
+@pytest.mark.parametrize("column", ["custom_id", "id", "prompt", "topic"])
+def test_half_a_character_anywhere_is_that_rows_error(
+    program: Program, url: str, tmp_path: Path, column: str
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"prompt": "x", column: "\ud800"}) + '\n{"prompt": "good"}\n')
+    with FakeWorker(url):
+        done = program("generate", source, "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert [row["line"] for row in read_rows(tmp_path / "out.errors.jsonl")] == [1]
+    assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == ["good"]
+
+
 def test_a_second_time_there_is_nothing_to_do(program: Program, url: str, tmp_path: Path) -> None:
     source, output = (
         write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": 3}]),
@@ -202,6 +215,7 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
 ) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
     (tmp_path / "link.jsonl").symlink_to(source)
+    (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "folder").mkdir()
     (tmp_path / "x.errors.jsonl").hardlink_to(source)
     (tmp_path / "packed.jsonl").write_bytes(b"\x1f\x8b\x08\x00rest")
@@ -214,6 +228,9 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
         ((source, "-o", tmp_path / "folder"), "no regular file"),
         ((source, "-o", "/dev/full"), "no regular file"),
         ((source, "-o", "/proc/out.jsonl"), "cannot write"),
+        ((source, "-o", tmp_path / "loop.jsonl"), "cannot write"),
+        ((source, "-o", tmp_path / ("n" * 255)), "cannot write"),
+        ((source, "-o", "/"), "cannot write"),
         ((source,), "-o OUT"),
         ((source, "-o", tmp_path / "out.jsonl", "--resume", "--overwrite"), "one of them"),
         ((source, "-o", tmp_path / "out.jsonl", "--temperature", "-1"), "temperature"),
