@@ -52,18 +52,21 @@ class Replay:
         self.ended = False
         self._choices: dict[int, _Seen] = {}
 
-    def accept(self, raw: bytes) -> AnyEvent | None:
-        """The event, if it is the next one; None if it was seen, or comes after a gap (see `behind`)."""
-        event = decode_event(raw)
-        return self._take(event) if event.seq == self.seen + 1 else None
-
-    def behind(self, raw: bytes) -> bool:
-        """Whether an event lies beyond a gap."""
-        return decode_event(raw).seq > self.seen + 1
+    def hear(self, message: dict[str, Any] | None) -> list[AnyEvent] | None:
+        """The event that a message of the channel brings, nothing if it was seen. None: the log must be read, after
+        silence, a subscription made (again), or a gap.
+        """
+        if message is None or message["type"] != "message":
+            return None
+        event = decode_event(message["data"])
+        if event.seq > self.seen + 1:
+            return None
+        return [self._take(event)] if event.seq == self.seen + 1 else []
 
     def catch_up(self, log: Sequence[bytes]) -> list[AnyEvent]:
         """The events of the log from the first unseen one on; `log` starts at `seen`."""
-        return [event for raw in log if (event := self.accept(raw)) is not None]
+        events = (decode_event(raw) for raw in log)
+        return [self._take(event) for event in events if event.seq == self.seen + 1]
 
     def from_result(self, result: Result) -> list[AnyEvent]:
         """The rest of a job whose log is gone: each choice's unseen text, then the end."""
@@ -133,15 +136,8 @@ def follow(queue: Queue, job_id: str) -> Iterator[AnyEvent]:
     with closing(pubsub()) as channel:
         channel.subscribe(queue.keys.tokens(job_id))
         while not replay.ended:
-            message: dict[str, Any] | None = channel.get_message(timeout=SILENCE_S)
-            if message is not None and message["type"] == "message":
-                event = replay.accept(message["data"])
-                if event is not None:
-                    yield event
-                    continue
-                if not replay.behind(message["data"]):
-                    continue
-            yield from _repair(queue, replay)
+            heard = replay.hear(channel.get_message(timeout=SILENCE_S))
+            yield from _repair(queue, replay) if heard is None else heard
 
 
 def _repair(queue: Queue, replay: Replay) -> list[AnyEvent]:
@@ -158,15 +154,8 @@ async def follow_async(queue: AsyncQueue, job_id: str) -> AsyncGenerator[AnyEven
     async with aclosing(queue.client.pubsub()) as channel:
         await channel.subscribe(queue.keys.tokens(job_id))
         while not replay.ended:
-            message: dict[str, Any] | None = await channel.get_message(timeout=SILENCE_S)
-            if message is not None and message["type"] == "message":
-                event = replay.accept(message["data"])
-                if event is not None:
-                    yield event
-                    continue
-                if not replay.behind(message["data"]):
-                    continue
-            for event in await _repair_async(queue, replay):
+            heard = replay.hear(await channel.get_message(timeout=SILENCE_S))
+            for event in await _repair_async(queue, replay) if heard is None else heard:
                 yield event
 
 
