@@ -12,34 +12,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from protocol import Fingerprint, FinishReason, Job, RequestError, SamplingParams
+from protocol import (
+    Fingerprint,
+    FinishReason,
+    Job,
+    RequestError,
+    ResponseFormat,
+    SamplingParams,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What an earlier attempt has logged of one choice."""
+
+    token_ids: tuple[int, ...] = ()
+    ended: bool = False
+    """The choice has its end already; nothing more is made for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A job made ready: token ids, and every limit resolved against the model."""
+    """A job made ready: token ids, and every limit and word resolved against the model.
+
+    prompts [p0, p1], n = 2      choices 0 1 answer p0, choices 2 3 answer p1
+    """
 
     id: str
-    prompt_token_ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
     params: SamplingParams
     seed: int
-    max_tokens: int
-    """Most tokens to generate, already cut to what the context holds beside the prompt."""
+    max_tokens: tuple[int, ...]
+    """Most tokens to generate after each prompt, already cut to what the context holds beside it."""
     priority: int = 1
     """0 before 1 before 2; within one priority, in order of arrival."""
-    output_token_ids: tuple[int, ...] = ()
-    """Tokens an earlier attempt has logged: prefilled with the prompt; the next one drawn follows them."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of each form of each barred word."""
+    grammar: Grammar | None = None
+    written: tuple[Written, ...] = ()
+    """One a choice, where an earlier attempt got anywhere: prefilled with the prompt, and gone on from."""
+
+    @property
+    def num_choices(self) -> int:
+        """Choices of all prompts."""
+        return len(self.prompts) * self.params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of all prompts; each counts once, however many choices it has."""
+        return sum(map(len, self.prompts))
 
 
 @dataclass(slots=True)
 class Delta:
     """What one step made for one choice of one request.
 
-    Joined over a request (and after an earlier attempt's logged text), `text` is the whole output and
-    `token_ids` are all sampled ids. A delta with `finish_reason` or `error` is the last of its choice.
+    Joined over a choice (and after an earlier attempt's logged text), `text` is the whole output and `token_ids` are
+    all sampled ids. A delta with `finish_reason` is the last of its choice; one with `last` is the last of its
+    request. An `error` ends the request, whatever its other choices are at.
     """
 
     request_id: str
@@ -49,6 +85,11 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: RequestError | None = None
+    last: bool = False
+    logprobs: list[TokenLogprob] | None = None
+    """One an id, where asked for."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """With the first token of a prompt's first choice, where asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +104,8 @@ class EngineStats:
     steps: int
     prompt_tokens: int
     """Prompt tokens computed since the start."""
+    cached_tokens: int
+    """Prompt tokens whose KV was there already, of another request or another choice."""
     output_tokens: int
     """Tokens sampled since the start."""
     preemptions: int
@@ -128,8 +171,9 @@ class Chunk:
     """Position of the first of them: how many tokens of the sequence the KV already holds."""
     block_table: Sequence[int]
     """Blocks of the sequence in order; they cover `start + len(token_ids)` tokens."""
-    wants_logits: bool
-    """Whether a token is drawn after the last of them (False inside a prompt)."""
+    num_logits: int
+    """Logits are wanted after this many of the last of them: 0 inside a prompt, 1 where a token is drawn, all where
+    the prompt's log-probabilities are asked for."""
 
 
 class Runner(Protocol):
@@ -163,20 +207,68 @@ class Runner(Protocol):
         """Compute the chunks of one step and write their KV.
 
         Returns:
-            Logits `[chunks that want logits, vocab_size]`, floating point, in the order of the chunks.
+            Logits `[sum of num_logits, vocab_size]`, floating point, in the order of the chunks and their tokens.
         """
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the KV of whole blocks, `(from, to)` each, before the next forward pass."""
         ...
 
 
 class PromptEncoder(Protocol):
-    """Turns a job's prompt into token ids: `engine.prompts.Prompts`."""
+    """Turns a job's prompts into token ids: `engine.prompts.Prompts`. Safe on any thread."""
 
-    def encode(self, job: Job) -> list[int]:
-        """Render the chat or take the text, and tokenize; token-id prompts come back as they are.
+    def encode(self, job: Job) -> list[list[int]]:
+        """Render the chat or take the texts, and tokenize; token-id prompts come back as they are.
 
-        Safe on any thread.
+        Returns:
+            One list a prompt (a chat is one prompt); any may be empty.
 
         Raises:
             RequestError: the template refuses the messages, or the model has none.
+        """
+        ...
+
+    def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        """Token ids of every form in which the words can be written: as they stand, and after a space."""
+        ...
+
+
+class Matcher(Protocol):
+    """Where one choice stands in its grammar."""
+
+    def allowed(self, mask: npt.NDArray[np.int32]) -> None:
+        """Write which ids may come next: bit `i % 32` of word `i // 32`, `[ceil(vocab_size / 32)]`.
+
+        Where the grammar is complete, the model's end-of-sequence ids are among them.
+        """
+        ...
+
+    def push(self, token_id: int) -> None:
+        """Go on by a token; an end-of-sequence id changes nothing.
+
+        Raises:
+            RequestError: the grammar does not allow it here (a resumed output under another grammar).
+        """
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled grammar; immutable, shared by all requests that ask for the same."""
+
+    def matcher(self) -> Matcher:
+        """A new matcher at the beginning."""
+        ...
+
+
+class GrammarCompiler(Protocol):
+    """Compiles what `response_format` asks for: `engine.grammar.Grammars`. Safe on any thread; keeps what it made."""
+
+    def compile(self, response_format: ResponseFormat) -> Grammar | None:
+        """The grammar of a format; None where it constrains nothing.
+
+        Raises:
+            RequestError: it cannot be compiled, or is too large; the message names the field and the reason.
         """
         ...

@@ -23,7 +23,10 @@ from protocol.event import (
     encode_token,
 )
 from protocol.fingerprint import Fingerprint
-from protocol.job import PRIORITIES, Job, Message, Priority, describe_validation
+from protocol.job import PRIORITIES, Job, Priority, describe_validation
+from protocol.logprobs import TokenLogprob, TopLogprob
+from protocol.message import Message, TextPart
+from protocol.response_format import ResponseFormat
 from protocol.result import TERMINAL_STATES, Choice, JobError, Result, State, TerminalState, Usage
 from protocol.sampling import SamplingParams
 
@@ -48,13 +51,17 @@ __all__ = [
     "Priority",
     "QueueFull",
     "RequestError",
+    "ResponseFormat",
     "Result",
     "SamplingParams",
     "State",
     "TerminalEvent",
     "TerminalState",
     "TerminalType",
+    "TextPart",
     "TokenEvent",
+    "TokenLogprob",
+    "TopLogprob",
     "Usage",
     "decode_event",
     "describe_validation",

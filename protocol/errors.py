@@ -17,6 +17,7 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     KV_CAPACITY_EXCEEDED = "kv_capacity_exceeded"
     INVALID_LOGITS = "invalid_logits"
+    NO_CANDIDATES = "no_candidates"
     ENGINE_ERROR = "engine_error"
     CRASHED_WORKER = "crashed_worker"
     LOST_PAYLOAD = "lost_payload"

@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from protocol.logprobs import TokenLogprob
+
 TerminalType = Literal["done", "error", "cancelled", "expired", "dead"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -33,6 +35,11 @@ class TokenEvent(BaseModel):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for an end-of-sequence token."""
+    logprobs: list[TokenLogprob] | None = None
+    """One an id, where asked for."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """With the first tokens of a prompt's first choice, where asked for: one a prompt token; None for the first."""
 
 
 class TerminalEvent(BaseModel):
@@ -70,6 +77,8 @@ def encode_token(
     token_ids: Sequence[int],
     finish_reason: str | None = None,
     stop_reason: str | int | None = None,
+    logprobs: Sequence[TokenLogprob] | None = None,
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None,
 ) -> bytes:
     """A token event as bytes. The worker calls this for every running job at every step, so no model is built."""
     event: dict[str, object] = {
@@ -85,6 +94,10 @@ def encode_token(
         event["finish_reason"] = finish_reason
     if stop_reason is not None:
         event["stop_reason"] = stop_reason
+    if logprobs:
+        event["logprobs"] = logprobs
+    if prompt_logprobs:
+        event["prompt_logprobs"] = prompt_logprobs
     return json.dumps(event, separators=(",", ":")).encode()
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from protocol.message import Message
 from protocol.sampling import SamplingParams
 
 Priority = Literal["high", "normal", "low"]
@@ -18,28 +19,57 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._@-]{1,100}$")]
 """Tenant, run and queue names: no colon, so that keys read back without ambiguity."""
 
 DEFAULT_RESULT_TTL_S = 7 * 24 * 3600.0
+MAX_CHOICES = 1024
+"""Most choices of one job: prompts times `n`."""
 
 
-class Message(BaseModel):
-    """One turn of a chat."""
+def _prompt_kind(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    first = prompt[0] if isinstance(prompt, list) and prompt else None
+    return "texts" if isinstance(first, str) else "lists of ids" if isinstance(first, list) else "ids"
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    role: Annotated[str, Field(min_length=1)]
-    content: str
+TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[TokenIds, Tag("ids")]
+    | Annotated[list[str], Tag("texts")]
+    | Annotated[list[TokenIds], Tag("lists of ids")],
+    Discriminator(_prompt_kind),
+]
+"""Text or token ids of the model's own tokenizer; a list of either is that many prompts."""
 
 
 class Job(BaseModel):
-    """One prompt with its parameters. Exactly one of `prompt` and `messages` is given."""
+    """One request: a prompt, several, or a chat. Exactly one of `prompt` and `messages` is given.
+
+    Choices are numbered through: choice `c` answers prompt `c // n`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     v: Literal[1] = 1
     id: JobId
-    prompt: str | Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)] | None = None
-    """Text, or token ids of the model's own tokenizer."""
+    prompt: Prompt | None = None
+    add_special_tokens: bool = True
+    """Whether the tokenizer adds what it adds to a text, such as a BOS. Not for a chat: its template writes them."""
+    split_special_tokens: bool = False
+    """Read special tokens in the text of prompt and messages as plain text (`<|im_end|>` in scraped data)."""
+
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    """A chat, rendered by the model's own template."""
+    """A chat, rendered by a template."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions the model may call, in OpenAI's shape, for the template."""
+    chat_template: Annotated[str, Field(min_length=1)] | None = None
+    """A Jinja template instead of the model's own; it runs in a sandbox."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the template."""
+    add_generation_prompt: bool | None = None
+    """Whether the template opens the assistant's turn. None: yes, unless `continue_final_message`."""
+    continue_final_message: bool = False
+    """Leave the last message open: the answer goes on with it."""
+
     params: SamplingParams = SamplingParams()
     priority: Priority = "normal"
     tenant: Name = "default"
@@ -56,7 +86,26 @@ class Job(BaseModel):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
+        if self.messages is None and (stray := sorted(CHAT_ONLY & self.model_fields_set)):
+            raise ValueError(f"{', '.join(stray)} go with messages")
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("give one of add_generation_prompt and continue_final_message")
+        if self.num_choices > MAX_CHOICES:
+            raise ValueError(f"{self.num_choices} choices asked for (prompts times n), at most {MAX_CHOICES}")
         return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Each prompt by itself; empty for a chat."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompt: Any = self.prompt or []
+        return [prompt] if prompt and isinstance(prompt[0], int) else prompt
+
+    @property
+    def num_choices(self) -> int:
+        """Choices the job ends with."""
+        return self.params.n * max(1, len(self.prompts))
 
     @property
     def seed(self) -> int:
@@ -84,13 +133,26 @@ class Job(BaseModel):
         return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
+CHAT_ONLY = frozenset(
+    {"tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+)
+"""Fields that say something of `messages` alone."""
+
+
 def describe_validation(error: Any) -> str:
-    """One line from a pydantic `ValidationError`: each field with what is wrong with it."""
-    parts = []
-    for item in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            parts.append(f"{where}: no such parameter")
-            continue
-        parts.append(f"{where}: {item['msg']}" if where else str(item["msg"]))
-    return "; ".join(parts)
+    """One line from a pydantic `ValidationError`: each field, what is wrong with it, and the value it had."""
+    return "; ".join(_describe(item) for item in error.errors(include_url=False, include_context=False))
+
+
+def _describe(item: Any) -> str:
+    path = [str(part) for part in item["loc"]]
+    if path[:1] == ["prompt"]:
+        del path[1:2]  # which of the four kinds it was read as
+    where = ".".join(path)
+    if item["type"] == "extra_forbidden":
+        return f"{where}: no such parameter"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "missing" or isinstance(item["input"], dict | list | tuple | BaseModel):
+        return f"{where}: {message}" if where else message
+    value = repr(item["input"])
+    return f"{where}: {message}, not {value if len(value) <= 60 else value[:57] + '...'}"

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from protocol.event import FinishReason
+from protocol.logprobs import TokenLogprob
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled", "expired", "dead"]
 TerminalState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
@@ -14,7 +15,7 @@ TERMINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled",
 
 
 class Choice(BaseModel):
-    """One completion."""
+    """One completion. Choice `index` answers prompt `index // n`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -23,10 +24,17 @@ class Choice(BaseModel):
     token_ids: list[int]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    """One an id, where asked for."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Where asked for, with the first choice of each prompt: one a prompt token; None for the first."""
 
 
 class Usage(BaseModel):
-    """Tokens read and written; `completion_tokens` counts the end-of-sequence token."""
+    """Tokens read and written, over all prompts and choices.
+
+    A prompt counts once, however many choices it has. `completion_tokens` counts the end-of-sequence token.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
