@@ -157,7 +157,7 @@ def warm_up(runner: ModelRunner) -> None:
     """
 
     def chunk(tokens: int, start: int = 0) -> Chunk:
-        return Chunk([0] * tokens, start, [0] * (start + tokens), wants_logits=True)
+        return Chunk([0] * tokens, start, [0] * (start + tokens), num_logits=1)
 
     decode = chunk(1)
     runner.forward([decode])

@@ -50,7 +50,7 @@ class PackedBatch:
     position_ids: torch.Tensor
     """`[1, T]` int64."""
     logit_rows: torch.Tensor
-    """`[chunks that want logits]` int64: their last rows."""
+    """`[sum of the chunks' num_logits]` int64: the last rows of each."""
     slot_blocks: torch.Tensor
     """`[T]` int64: the block each token's KV goes to ..."""
     slot_offsets: torch.Tensor
@@ -86,7 +86,11 @@ def pack(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Pack
         positions[rows] = np.arange(span.start, span.length)
         slot_blocks[rows] = table[positions[rows] // block_size]
 
-    last_rows = [span.end_row - 1 for span, chunk in zip(spans, chunks, strict=True) if chunk.wants_logits]
+    logit_rows = [
+        row
+        for span, chunk in zip(spans, chunks, strict=True)
+        for row in range(span.end_row - chunk.num_logits, span.end_row)
+    ]
 
     def move(array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -94,7 +98,7 @@ def pack(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Pack
     return PackedBatch(
         input_ids=move(tokens)[None],
         position_ids=move(positions)[None],
-        logit_rows=move(np.array(last_rows, np.int64)),
+        logit_rows=move(np.array(logit_rows, np.int64)),
         slot_blocks=move(slot_blocks),
         slot_offsets=move(positions % block_size),
         spans=spans,

@@ -50,7 +50,7 @@ def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype)
             block, offset = table[position // block_size], position % block_size
             key_blocks[block, :, offset] = keys[-1][position]
             value_blocks[block, :, offset] = values[-1][position]
-        chunks.append(Chunk([0] * new, length - new, table, wants_logits=True))
+        chunks.append(Chunk([0] * new, length - new, table, num_logits=1))
     batch = pack(chunks, block_size, torch.device("cpu"))
     new_keys = torch.cat([key[-new:] for key, (_, new) in zip(keys, sizes, strict=True)])
     new_values = torch.cat([value[-new:] for value, (_, new) in zip(values, sizes, strict=True)])
@@ -147,7 +147,7 @@ def test_a_sequence_s_answer_does_not_depend_on_its_neighbours() -> None:
     together = run(NumbaBackend(), case)
     for index, span in enumerate(case.batch.spans):
         width = -(-span.length // 32)
-        alone = Chunk([0], span.start, case.batch.block_tables[index, :width].tolist(), wants_logits=True)
+        alone = Chunk([0], span.start, case.batch.block_tables[index, :width].tolist(), num_logits=1)
         row = slice(span.first_row, span.first_row + 1)
         call = replace(
             case.call, query=case.call.query[row], key=case.call.key[row], value=case.call.value[row]
