@@ -5,23 +5,40 @@
     sent     ""      ""     "👩"   " family"
 
 A token's text depends on its neighbours: bytes of one character lie in several tokens, and some decoders drop the
-first space. So a short window of tokens is decoded and what has been sent of it is cut off (the two-pointer scheme of
-Hugging Face's text-generation-inference, with one pointer in characters). What may still change is held back:
+first space. What may still change is held back, and no more. The texts joined equal
+`tokenizer.decode(all ids, skip_special_tokens=..., clean_up_tokenization_spaces=False)`.
 
-    byte-level BPE    an incomplete character at the end, which decodes to one U+FFFD
-    byte fallback     a run of byte tokens: one stray byte in it turns the whole run into U+FFFD
-
-The texts joined equal `decode(all ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)`.
+    byte-level BPE    every token is some bytes: held back are those of an incomplete character
+    any other         a short window of tokens is decoded: held back is a run of byte tokens (`<0xE2>`), as one stray
+                      byte in it turns the whole run into U+FFFD, and a U+FFFD at the end, where it may be a part
 """
 
 from __future__ import annotations
 
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer, decoders
 
 _WINDOW = 16
 """Tokens kept for context before the window is shortened."""
 _REPLACEMENT = "\ufffd"
+
+Decode = Callable[[list[int]], str]
+
+
+class TextStream(Protocol):
+    """The text of one output: `push` a token, get the text that is now final; `flush` the rest at the end."""
+
+    def push(self, token_id: int) -> str:
+        """Text that is final now and was not before."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, incomplete characters as U+FFFD. Nothing may be pushed after it."""
+        ...
 
 
 class Detokenizer:
@@ -32,25 +49,84 @@ class Detokenizer:
         Args:
             tokenizer: a transformers tokenizer. A fast one's backend is called directly (4 us against 20).
         """
-        self.special_ids = _special_ids(tokenizer)
-        self.byte_ids = _byte_ids(tokenizer)
-        self.decode = _decode_function(tokenizer)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._decode = _decode_function(tokenizer, backend)
+        self._bytes = _TokenBytes(backend) if backend is not None and _is_byte_level(backend) else None
+        self._byte_ids = _byte_ids(tokenizer, partial(self._decode, skip_special_tokens=False))
+        self._texts: dict[int, str] = {}
+        self._before = _id_with_text(tokenizer)
+        self.special_ids = _special_ids(tokenizer, backend)
+        """What `skip_special_tokens` leaves out."""
 
-    def stream(self, token_ids: Iterable[int] = ()) -> TextStream:
+    def stream(self, token_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> TextStream:
         """A new stream, as it stands after the text of these tokens has been sent."""
-        stream = TextStream(self)
+        hidden = self.special_ids if skip_special_tokens else frozenset[int]()
+        stream: TextStream
+        if self._bytes is not None:
+            stream = ByteLevelStream(self._bytes, hidden)
+        else:
+            decode = partial(self._decode, skip_special_tokens=skip_special_tokens)
+            stream = WindowStream(decode, hidden, self._byte_ids)
         for token_id in token_ids:
             stream.push(token_id)
         return stream
 
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself, with the space it brings; special tokens show, parts are U+FFFD."""
+        text = self._texts.get(token_id)
+        if text is None:
+            before = self._decode(self._before, skip_special_tokens=False)
+            both = self._decode([*self._before, token_id], skip_special_tokens=False)
+            alone = self._decode([token_id], skip_special_tokens=False)
+            text = self._texts[token_id] = both[len(before) :] if both.startswith(before) else alone
+        return text
 
-class TextStream:
-    """The text of one output: `push` a token, get the text that is now final; `flush` the rest at the end."""
 
-    __slots__ = ("_boundary", "_detokenizer", "_sent", "_window")
+class ByteLevelStream:
+    """A stream over tokens that are bytes of UTF-8.
 
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
+    Python's decoder and the tokenizer's both put one U+FFFD for each maximal part of an ill-formed sequence (Unicode
+    3.9, U+FFFD substitution), so decoding bit by bit gives what decoding everything at once gives.
+    """
+
+    __slots__ = ("_bytes", "_hidden", "_part")
+
+    def __init__(self, token_bytes: dict[int, bytes], hidden: frozenset[int]) -> None:
+        self._bytes = token_bytes
+        self._hidden = hidden
+        self._part = b""
+        """At most three bytes of an incomplete character."""
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
+        data = self._part + self._bytes[token_id]
+        text, length = utf_8_decode(data, "replace")
+        self._part = data[length:]
+        return text
+
+    def flush(self) -> str:
+        return self._part.decode("utf-8", "replace")
+
+
+class WindowStream:
+    """A stream that decodes its last tokens again with each new one and cuts off what has been sent.
+
+    The two-pointer scheme of Hugging Face's text-generation-inference, with one pointer in characters.
+    """
+
+    __slots__ = ("_boundary", "_byte_ids", "_decode", "_hidden", "_sent", "_window")
+
+    def __init__(self, decode: Decode, hidden: frozenset[int], byte_ids: frozenset[int]) -> None:
+        """
+        Args:
+            decode: the tokenizer's.
+            hidden: ids that it leaves out; they are never in the window.
+            byte_ids: ids that are one byte each; where there are any, no other token holds part of a character.
+        """
+        self._decode = decode
+        self._hidden = hidden
+        self._byte_ids = byte_ids
         self._window: list[int] = []
         self._sent = 0
         """Characters of the window's text that are sent."""
@@ -58,13 +134,13 @@ class TextStream:
         """Tokens of the window that were there when text was last sent with nothing held back."""
 
     def push(self, token_id: int) -> str:
-        if token_id in self._detokenizer.special_ids:
+        if token_id in self._hidden:
             return ""
         self._window.append(token_id)
-        if token_id in self._detokenizer.byte_ids:
+        if token_id in self._byte_ids:
             return ""
-        text = self._detokenizer.decode(self._window)
-        whole = not text.endswith(_REPLACEMENT)
+        text = self._decode(self._window)
+        whole = bool(self._byte_ids) or not text.endswith(_REPLACEMENT)
         final = text if whole else text[:-1]
         new, self._sent = final[self._sent :], max(self._sent, len(final))
         if whole and new:
@@ -76,14 +152,13 @@ class TextStream:
         return new
 
     def flush(self) -> str:
-        """What was held back, incomplete characters as U+FFFD. Nothing may be pushed after it."""
-        return self._detokenizer.decode(self._window)[self._sent :] if self._window else ""
+        return self._decode(self._window)[self._sent :] if self._window else ""
 
     def _drop(self, count: int) -> None:
         """Forget the window's first tokens; the rest has text, all of it sent, and begins with a character."""
         if count:
             del self._window[:count]
-            self._sent = len(self._detokenizer.decode(self._window))
+            self._sent = len(self._decode(self._window))
 
     def _drop_settled(self, text: str) -> None:
         """Shorten a window of U+FFFD after U+FFFD, which never ends whole, where it falls apart without a seam.
@@ -91,7 +166,7 @@ class TextStream:
         An incomplete character has at most three bytes, so its tokens are among the last three.
         """
         for count in range(len(self._window) - 4, len(self._window) - 8, -1):
-            head, tail = map(self._detokenizer.decode, (self._window[:count], self._window[count:]))
+            head, tail = map(self._decode, (self._window[:count], self._window[count:]))
             if tail and head + tail == text:
                 del self._window[:count]
                 self._sent = max(0, self._sent - len(head))
@@ -100,10 +175,15 @@ class TextStream:
 
 
 class NoText:
-    """The stream of an engine without a tokenizer."""
+    """The detokenizer of an engine without a tokenizer, and the stream of each of its outputs."""
 
-    def __init__(self, _token_ids: Iterable[int] = ()) -> None:
-        pass
+    special_ids: frozenset[int] = frozenset()
+
+    def stream(self, _token_ids: Iterable[int] = (), skip_special_tokens: bool = True) -> TextStream:  # noqa: ARG002
+        return self
+
+    def token_text(self, _token_id: int) -> str:
+        return ""
 
     def push(self, _token_id: int) -> str:
         return ""
@@ -112,23 +192,63 @@ class NoText:
         return ""
 
 
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {token_id for token_id, token in added.items() if token.special}
-    return frozenset(special.union(tokenizer.all_special_ids))
+class _TokenBytes(dict[int, bytes]):
+    """Bytes of each token of a byte-level tokenizer, looked up once. Ids it does not have are none."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._backend.id_to_token(token_id) or ""
+        try:
+            data = bytes(map(_BYTES.__getitem__, token))
+        except KeyError:  # an added token, written as it is
+            data = token.encode()
+        self[token_id] = data
+        return data
 
 
-def _byte_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids of `<0x00>` to `<0xFF>`, where the vocabulary has them."""
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (GPT-2's table).
+
+    Printable bytes of Latin-1 stand for themselves, the others follow from U+0100 on in order.
+    """
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)).difference(shown))
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+
+
+def _is_byte_level(backend: Tokenizer) -> bool:
+    return isinstance(backend.decoder, decoders.ByteLevel)
+
+
+def _special_ids(tokenizer: Any, backend: Tokenizer | None) -> frozenset[int]:
+    if backend is None:
+        return frozenset(tokenizer.all_special_ids)
+    added = backend.get_added_tokens_decoder()
+    return frozenset(token_id for token_id, token in added.items() if token.special)
+
+
+def _byte_ids(tokenizer: Any, decode: Decode) -> frozenset[int]:
+    """Ids of `<0x00>` to `<0xFF>`, where the vocabulary has them and the decoder reads them as bytes."""
     vocabulary = tokenizer.get_vocab()
-    names = (f"<0x{byte:02X}>" for byte in range(256))
-    return frozenset(vocabulary[name] for name in names if name in vocabulary)
+    ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
+    if None in ids or decode([ids[byte] for byte in "日".encode()]) != "日":
+        return frozenset()
+    return frozenset(ids)
 
 
-def _decode_function(tokenizer: Any) -> Callable[[list[int]], str]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+def _id_with_text(tokenizer: Any) -> list[int]:
+    """A token after which another shows the space it brings; none where the tokenizer does not write letters."""
+    token_ids: list[int] = tokenizer.encode("a", add_special_tokens=False)
+    return token_ids[-1:]
+
+
+def _decode_function(tokenizer: Any, backend: Tokenizer | None) -> Callable[..., str]:
     if backend is not None:
-        return lambda token_ids: str(backend.decode(token_ids, skip_special_tokens=True))
-    return lambda token_ids: str(
-        tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    )
+        return backend.decode
+    return partial(tokenizer.decode, clean_up_tokenization_spaces=False)
