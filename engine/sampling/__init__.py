@@ -1,0 +1,17 @@
+"""From logits to tokens.
+
+    logits [rows, vocab] --> rules (rows that have any) --> draw --> token ids
+              |                                                          |
+              '------------------ log-probabilities (rows that ask) -----'
+
+`sampler` has the one entry, `sample`; `rules` what a choice keeps and `adjust` what that does to logits; `draw`
+temperature, filters and the place in the distribution; `ranking` the largest logits without a sort; `logprobs`
+what is told.
+"""
+
+from engine.sampling.draw import Draw
+from engine.sampling.logprobs import Logprobs, prompt_logprobs
+from engine.sampling.rules import Rules, rules_for
+from engine.sampling.sampler import Problem, Sampled, sample
+
+__all__ = ["Draw", "Logprobs", "Problem", "Rules", "Sampled", "prompt_logprobs", "rules_for", "sample"]
