@@ -10,7 +10,7 @@ async with AsyncClient() as client:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import Any, Self
@@ -109,6 +109,13 @@ class AsyncClient:
         prompt: Prompt | None = None,
         *,
         messages: Messages | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
         id: str | None = None,
         params: SamplingParams | None = None,
         priority: Priority = "normal",
@@ -126,6 +133,13 @@ class AsyncClient:
             params,
             sampling,
             id,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            split_special_tokens=split_special_tokens,
             priority=priority,
             tenant=tenant,
             model=model,

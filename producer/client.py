@@ -10,7 +10,7 @@ with Client() as client:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Self
 
@@ -122,6 +122,13 @@ class Client:
         prompt: Prompt | None = None,
         *,
         messages: Messages | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = True,
+        split_special_tokens: bool = False,
         id: str | None = None,
         params: SamplingParams | None = None,
         priority: Priority = "normal",
@@ -135,10 +142,19 @@ class Client:
         """Queue a job and return at once.
 
         Args:
-            prompt: text, or token ids of the model's tokenizer.
+            prompt: text, or token ids of the model's tokenizer; a list of either is that many prompts, each with
+                choices of its own.
             messages: a chat, as dicts of `role` and `content`; instead of `prompt`.
+            tools: functions the model may call, in OpenAI's shape, for the chat's template.
+            chat_template: a Jinja template instead of the model's own.
+            chat_template_kwargs: more variables for the template.
+            add_generation_prompt: whether the template opens the assistant's turn; None: yes, unless the next.
+            continue_final_message: the answer goes on with the last message.
+            add_special_tokens: whether the tokenizer adds what it adds to a text, such as a BOS.
+            split_special_tokens: read special tokens in the text as plain text.
             id: names the job; the same id with the same job again is the same job. Default: a random one.
-            params: sampling parameters; or give single ones by name (`max_tokens=64, temperature=0`).
+            params: sampling parameters; or give single ones by name (`max_tokens=64, temperature=0`):
+                `SamplingParams` lists them, `docs/sampling.md` compares them.
             priority: before which others it runs.
             tenant: on whose account; tenants share a queue fairly.
             model: refuse to be answered by a model of another name.
@@ -158,6 +174,13 @@ class Client:
             params,
             sampling,
             id,
+            tools=tools,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            split_special_tokens=split_special_tokens,
             priority=priority,
             tenant=tenant,
             model=model,

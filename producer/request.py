@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from broker.calls import Submitted
+from producer import ranges
 from protocol import (
     ErrorCode,
     Job,
@@ -23,14 +24,18 @@ from protocol import (
     SamplingParams,
     describe_validation,
 )
-from protocol.job import JobId
+from protocol.job import CHAT_ONLY, JobId
 
 MAX_PAYLOAD_BYTES = 4 << 20
 """Largest job a producer sends: the server holds every waiting one in memory."""
 SUBMIT_AT_ONCE = 500
 """Jobs in one pipeline."""
 
-Prompt = str | Sequence[int]
+RENDERING = CHAT_ONLY | {"add_special_tokens", "split_special_tokens"}
+"""Fields of a job that say how its text becomes tokens."""
+
+Prompt = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+"""Text or token ids; a list of either is that many prompts."""
 Messages = Sequence[Message | Mapping[str, Any]]
 
 _ID: TypeAdapter[str] = TypeAdapter(JobId)
@@ -46,7 +51,7 @@ def build_job(
     job_id: str | None,
     **fields: Any,
 ) -> Job:
-    """A job from a caller's arguments; `fields` go to `Job` as they are.
+    """A job from a caller's arguments; `fields` go to `Job`, where they say something.
 
     Raises:
         RequestError: a value is out of its range, or the job is too large; each field is named.
@@ -54,12 +59,16 @@ def build_job(
     if params is not None and sampling:
         raise _invalid(f"give params, or {', '.join(sampling)} by name, not both")
     try:
+        params = params if params is not None else SamplingParams(**sampling)
+    except ValidationError as error:
+        raise _invalid(ranges.describe(error)) from None
+    try:
         job = Job(
             id=uuid.uuid4().hex if job_id is None else job_id,
-            prompt=_text_or_ids(prompt),
-            messages=None if messages is None else [Message.model_validate(turn) for turn in messages],
-            params=params if params is not None else SamplingParams(**sampling),
-            **fields,
+            prompt=_prompt(prompt),
+            messages=_messages(messages),
+            params=params,
+            **{name: value for name, value in fields.items() if value != Job.model_fields[name].default},
         )
     except ValidationError as error:
         raise _invalid(describe_validation(error)) from None
@@ -67,12 +76,37 @@ def build_job(
     return job
 
 
-def _text_or_ids(prompt: Any) -> str | list[Any] | None:
+def over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters of which `given` beat `defaults`, those that say the same under another name too."""
+    beaten = set(given)
+    if beaten & {"max_tokens", "max_completion_tokens"}:
+        beaten |= {"max_tokens", "max_completion_tokens"}
+    if "logprobs" in beaten:
+        beaten.add("top_logprobs")
+    return {**{name: value for name, value in defaults.items() if name not in beaten}, **given}
+
+
+def _prompt(prompt: Any) -> Any:
+    """Any sequence as a list, as JSON would have it."""
     if prompt is None or isinstance(prompt, str):
         return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        return list(prompt)
-    raise _invalid(f"prompt: give text or a list of token ids, not {type(prompt).__name__}")
+    if not _is_list(prompt):
+        raise _invalid(
+            f"prompt: give text or a list of token ids, or a list of either, not {type(prompt).__name__}"
+        )
+    return [list(one) if _is_list(one) else one for one in prompt]
+
+
+def _messages(messages: Any) -> list[Any] | None:
+    if messages is None:
+        return None
+    if not _is_list(messages):
+        raise _invalid(f"messages: give a list of messages, not {type(messages).__name__}")
+    return list(messages)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def check_id(job_id: str) -> str:

@@ -33,7 +33,9 @@ class Message(BaseModel):
     @field_validator("content", mode="before")
     @classmethod
     def _text_alone(cls, content: Any) -> Any:
-        """Name the kind of a part that cannot be read, rather than everything it is not."""
+        """Name what cannot be read, rather than everything it is not."""
+        if content is not None and not isinstance(content, str | list | tuple):
+            raise ValueError("give text or a list of text parts")
         if isinstance(content, list):
             for index, part in enumerate(content):
                 kind = part.get("type") if isinstance(part, dict) else None

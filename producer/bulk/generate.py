@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from pydantic import ValidationError
 
 from broker import calls
 from broker.connection import connect, unreachable, wait_until_ready
@@ -32,7 +31,7 @@ from producer.bulk.spool import Spool
 from producer.bulk.window import Window
 from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
-from protocol import ErrorCode, RequestError, describe_validation
+from producer.request import build_job
 
 RETRY_S = 0.5
 
@@ -45,6 +44,8 @@ class Order:
     output: Path
     defaults: Mapping[str, Any]
     """Sampling parameters for rows that set none."""
+    rendering: Mapping[str, Any]
+    """How the text of rows that do not say it becomes tokens."""
     model: str | None
     queue: str | None
     """None: the queue `default`, or one of the run's own where it brings its own worker."""
@@ -79,7 +80,7 @@ def generate(order: Order, interrupt: Interrupt) -> Report | None:
     """
     began = time.monotonic()
     places = check(order.source, order.output)
-    asked = _new_manifest(order.model, order.defaults)
+    asked = _new_manifest(order.model, order.defaults, order.rendering)
     with locked(places):
         manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
         if manifest is None:
@@ -97,15 +98,17 @@ def generate(order: Order, interrupt: Interrupt) -> Report | None:
     return Report(places, manifest.run, counts, done.totals, time.monotonic() - began)
 
 
-def faults(source: Path, defaults: Mapping[str, Any]) -> Iterator[BadRow | None]:
+def faults(
+    source: Path, defaults: Mapping[str, Any], rendering: Mapping[str, Any]
+) -> Iterator[BadRow | None]:
     """For each row of a file what is wrong with it, or None; asks nobody.
 
     Raises:
         Refused: the file cannot be read.
-        RequestError: the defaults are no sampling parameters.
+        RequestError: no row could be asked with these defaults.
     """
-    _new_manifest(None, defaults)
-    requests = Requests("check", defaults, None)
+    _new_manifest(None, defaults, rendering)
+    requests = Requests("check", defaults, None, rendering)
     with check_source(source).open("rb") as file:
         for line in read_lines(file):
             asked = ask(line, requests)
@@ -129,7 +132,8 @@ def _answer(
         if order.model is not None and not own_worker:
             with faults_in_one_line(server.url):
                 _check_served(queue, order.model)
-        requests = Requests(manifest.run, order.defaults, None if own_worker else order.model)
+        model = None if own_worker else order.model
+        requests = Requests(manifest.run, order.defaults, model, order.rendering)
         window = Window(queue, manifest.run, order.window)
         run = Run(
             to_do(stack.enter_context(places.source.open("rb")), spool, requests, counts),
@@ -199,8 +203,11 @@ def _work(
             screen.note("the worker ended, and was started again")
 
 
-def _new_manifest(model: str | None, defaults: Mapping[str, Any]) -> Manifest:
-    try:
-        return Manifest.new(model, defaults)
-    except ValidationError as error:
-        raise RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)) from None
+def _new_manifest(model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any]) -> Manifest:
+    """A run's manifest.
+
+    Raises:
+        RequestError: no row could be asked with these defaults.
+    """
+    build_job(None, [{"role": "user", "content": ""}], None, defaults, "check", **rendering)
+    return Manifest.new(model, defaults, rendering)

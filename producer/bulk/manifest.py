@@ -15,6 +15,7 @@ from producer.refusal import Refused
 from protocol import SamplingParams
 
 CHUNK = 1 << 20
+LONGEST_SHOWN = 60
 
 
 class FileState(BaseModel):
@@ -52,14 +53,21 @@ class Manifest(BaseModel):
     """As the command named it."""
     params: SamplingParams
     """For rows that set none."""
+    rendering: dict[str, Any] = {}
+    """How the text of rows that do not say it becomes tokens: fields of a job."""
     served: str | None = None
     """The model that answered, by its own name."""
     finished: Finished | None = None
 
     @classmethod
-    def new(cls, model: str | None, defaults: Mapping[str, Any]) -> Self:
+    def new(cls, model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any]) -> Self:
         """A run that has not begun."""
-        return cls(run=f"run-{secrets.token_hex(6)}", model=model, params=SamplingParams(**defaults))
+        return cls(
+            run=f"run-{secrets.token_hex(6)}",
+            model=model,
+            params=SamplingParams(**defaults),
+            rendering=dict(rendering),
+        )
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
@@ -85,10 +93,20 @@ class Manifest(BaseModel):
     def differences(self, other: Manifest) -> list[str]:
         """What the two commands ask differently, each as `name: ours, now theirs`."""
         ours, theirs = self._asked(), other._asked()
-        return [f"{name}: {ours[name]}, now {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+        return [
+            f"{name}: {_shown(ours.get(name))}, now {_shown(theirs.get(name))}"
+            for name in ours | theirs
+            if ours.get(name) != theirs.get(name)
+        ]
 
     def _asked(self) -> dict[str, Any]:
-        return {"model": self.model, **self.params.model_dump()}
+        return {"model": self.model, **self.params.model_dump(), **self.rendering}
+
+
+def _shown(value: Any) -> str:
+    """A value in a message: schemas, tools and templates are long."""
+    text = str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -9,8 +9,17 @@ from typing import Any
 from producer.bulk.lines import BadRow, Row
 from protocol import Result
 
-ANSWER_COLUMNS = ("completion", "finish_reason", "prompt_tokens", "completion_tokens", "seed")
-"""Added to a row; columns of the same names are replaced."""
+ANSWER_COLUMNS = (
+    "completion",
+    "finish_reason",
+    "stop_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "seed",
+    "completions",
+)
+"""Added to a row; columns of the same names are replaced. `completion` and its reasons are those of the first choice;
+`stop_reason` is there where it says something, `completions` where one choice's text is not all."""
 ERROR_COLUMNS = ("line", "custom_id", "error")
 
 
@@ -33,14 +42,25 @@ def of_result(row: Row, result: Result) -> Record:
         message = error.message if error else f"the job ended as {result.state}"
         return of_bad_row(BadRow(row.line, row.digest, row.custom_id, code, message, row.columns))
     usage = result.usage
-    answer: dict[str, Any] = {
-        "completion": result.text,
-        "finish_reason": result.choices[0].finish_reason,
+    first = result.choices[0]
+    answer: dict[str, Any] = {"completion": first.text, "finish_reason": first.finish_reason}
+    if first.stop_reason is not None:
+        answer["stop_reason"] = first.stop_reason
+    answer |= {
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "completion_tokens": usage.completion_tokens if usage else None,
         "seed": result.seed,
     }
-    return Record(row.line, row.digest, True, _encode({**row.columns, **answer}))
+    if len(result.choices) > 1 or first.logprobs is not None or first.prompt_logprobs is not None:
+        answer["completions"] = [
+            choice.model_dump(exclude={"token_ids"}, exclude_none=True) for choice in result.choices
+        ]
+    columns = {
+        name: value
+        for name, value in row.columns.items()
+        if name in answer or name not in ("stop_reason", "completions")  # an earlier answer's
+    }
+    return Record(row.line, row.digest, True, _encode({**columns, **answer}))
 
 
 def of_bad_row(bad: BadRow) -> Record:

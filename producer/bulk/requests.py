@@ -1,38 +1,44 @@
 """A row as a job: plain rows, and the lines of OpenAI's batch files.
 
 plain    {"prompt": text or ids, "max_tokens": 64, ...other columns}      sampling parameters beside the prompt
-         {"messages": [{role, content}, ...], ...}
+         {"messages": [{role, content}, ...], "tools": [...], ...}        as well as what says how it is rendered
 batch    {"custom_id": ..., "method": ..., "url": ..., "body": {...}}     the same fields inside `body`
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from producer.bulk import openai
 from producer.bulk.lines import Row
-from producer.request import build_job
+from producer.request import RENDERING, build_job, over
 from protocol import ErrorCode, Job, RequestError, SamplingParams
-
-SAMPLING = frozenset(SamplingParams.model_fields)
-BODY = SAMPLING | {"model", "prompt", "messages"}
-"""What is read of a batch line's body. `model` is not compared with the one that answers."""
+from protocol.job import CHAT_ONLY
 
 
 class Requests:
     """Makes the jobs of one run."""
 
-    def __init__(self, run: str, defaults: Mapping[str, Any], model: str | None) -> None:
+    def __init__(
+        self,
+        run: str,
+        defaults: Mapping[str, Any],
+        model: str | None,
+        rendering: Mapping[str, Any] | None = None,
+    ) -> None:
         """
         Args:
             run: the run's id; job ids begin with it.
             defaults: sampling parameters for rows that do not set them.
             model: refuse to be answered by a model of another name; None: whatever the queue serves.
+            rendering: how the text of rows that do not say it becomes tokens; what is of chats, for chats.
         """
         self._run = run
         self._defaults = dict(defaults)
         self._model = model
+        self._rendering = dict(rendering or {})
 
     def job(self, row: Row) -> Job:
         """The job of a row.
@@ -40,28 +46,31 @@ class Requests:
         Raises:
             RequestError: the row cannot be asked; each field is named.
         """
-        fields = _fields(row.columns)
-        sampling = {
-            **self._defaults,
-            **{name: fields[name] for name in SAMPLING if fields.get(name) is not None},
-        }
+        fields, defaults = _read(row.columns)
+        sampling = over(over(defaults, self._defaults), _set(fields, SamplingParams.model_fields.keys()))
         sampling.setdefault("seed", _seed(row))
+        is_chat = fields.get("messages") is not None
+        rendering = {
+            **{name: value for name, value in self._rendering.items() if is_chat or name not in CHAT_ONLY},
+            **_set(fields, RENDERING),
+        }
         return build_job(
-            _checked(fields, "prompt", str | list, "text or a list of token ids"),
-            _checked(fields, "messages", list, "a list of messages"),
+            fields.get("prompt"),
+            fields.get("messages"),
             None,
             sampling,
             f"{self._run}.{row.line}.{row.digest}",
             run=self._run,
             model=self._model,
             stream=False,
+            **rendering,
         )
 
 
-def _fields(columns: dict[str, Any]) -> dict[str, Any]:
-    """Where a row keeps prompt and parameters."""
+def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """Where a row keeps prompt and parameters, and the parameters that hold where it is silent."""
     if "prompt" in columns or "messages" in columns:
-        return columns
+        return columns, {}
     if "body" not in columns:
         raise _invalid("there is neither prompt nor messages")
     body = columns["body"]
@@ -69,16 +78,12 @@ def _fields(columns: dict[str, Any]) -> dict[str, Any]:
         raise _invalid("body is no JSON object")
     if "prompt" not in body and "messages" not in body:
         raise _invalid("body has neither prompt nor messages")
-    if unknown := sorted(name for name in body.keys() - BODY if body[name] is not None):
-        raise _invalid(f"not supported: {', '.join(f'body.{name}' for name in unknown)}")
-    return body
+    return openai.fields_of(body), openai.defaults_of(columns.get("url"), body)
 
 
-def _checked(fields: dict[str, Any], name: str, kind: Any, what: str) -> Any:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise _invalid(f"{name} must be {what}")
-    return value
+def _set(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of the names that have a value; null is none."""
+    return {name: fields[name] for name in names if fields.get(name) is not None}
 
 
 def _seed(row: Row) -> int:

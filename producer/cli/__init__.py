@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from producer.cli.cancel import cancel
+from producer.cli.flags import Panelled
 from producer.cli.generate import generate
 from producer.cli.result import result
 from producer.cli.status import status
@@ -15,4 +16,4 @@ from producer.cli.watch import watch
 def add_verbs(app: typer.Typer) -> None:
     """Register the producer's verbs."""
     for verb in (generate, submit, watch, result, cancel, status):
-        app.command()(verb)
+        app.command(cls=Panelled)(verb)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from producer.cli import exits, options
+from producer.cli.flags import Given, spread
+from producer.cli.rendering import FLAGS as RENDERING
+from producer.cli.sampling import FLAGS as SAMPLING
 
 if TYPE_CHECKING:
     from producer.bulk.generate import Report
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 SHOWN_FAULTS = 20
 
 
+@spread(rendering=RENDERING, sampling=SAMPLING)
 def generate(
+    rendering: Given,
+    sampling: Given,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Rows as JSON lines: {prompt} or {messages}.")],
     output: Annotated[
         Path | None,
@@ -37,12 +43,6 @@ def generate(
         typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue. [default: default]"),
     ] = None,
     redis_url: options.RedisUrl = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: options.Seed = None,
-    ignore_eos: options.IgnoreEos = False,
     window: Annotated[int, typer.Option(min=1, metavar="N", help="Most rows on the queue at once.")] = 2000,
     redis_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long the server may be away.")
@@ -58,9 +58,8 @@ def generate(
     check: Annotated[bool, typer.Option("--check", help="Only say which rows cannot be asked.")] = False,
 ) -> None:
     """Answer every row of a file. Interrupted at any moment, the same command goes on."""
-    defaults = options.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
     if check:
-        raise typer.Exit(_check(source, defaults, as_json))
+        raise typer.Exit(_check(source, sampling, rendering, as_json))
     if output is None:
         raise typer.BadParameter("give -o OUT (or --check)")
     if resume and overwrite:
@@ -74,7 +73,18 @@ def generate(
     from producer.cli import screen
 
     order = Order(
-        source, output, defaults, model, queue, redis_url, window, redis_timeout, resume, overwrite, quiet
+        source=source,
+        output=output,
+        defaults=sampling,
+        rendering=rendering,
+        model=model,
+        queue=queue,
+        redis_url=redis_url,
+        window=window,
+        patience_s=redis_timeout,
+        resume=resume,
+        overwrite=overwrite,
+        quiet=quiet,
     )
     try:
         report = run(order, interrupt)
@@ -86,12 +96,12 @@ def generate(
     )
 
 
-def _check(source: Path, defaults: dict[str, Any], as_json: bool) -> int:
+def _check(source: Path, sampling: Given, rendering: Given, as_json: bool) -> int:
     from producer.bulk.generate import faults
     from producer.cli.screen import note
 
     rows = bad = 0
-    for fault in faults(source, defaults):
+    for fault in faults(source, sampling, rendering):
         rows += 1
         if fault is not None:
             bad += 1

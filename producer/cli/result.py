@@ -36,7 +36,7 @@ def result(
     if as_json:
         print(ended.model_dump_json(exclude_none=True))
     elif ended.state == "succeeded":
-        print(ended.text)
+        screen.show(ended.choices)
     if ended.state != "succeeded":
         screen.note(f"job {job_id}: {screen.describe(ended.state, ended.error)}")
         raise typer.Exit(exits.FAILED)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from producer.cli import exits
 
 if TYPE_CHECKING:
     from producer.client import Client, JobHandle
-    from protocol import JobError
+    from protocol import Choice, JobError, TokenEvent
 
 
 def note(text: str) -> None:
@@ -25,25 +26,73 @@ def note_missing_worker(client: Client) -> None:
         note(f"no worker serves queue {name} yet: start `millstream worker --model M{queue}`")
 
 
+def show(choices: Sequence[Choice]) -> None:
+    """The text of each choice; from the second on, under a line that numbers it as events and results do."""
+    for choice in choices:
+        if choice.index:
+            print(_header(choice.index))
+        print(choice.text)
+
+
 def follow(job: JobHandle, as_json: bool) -> int:
     """Show a job's events as they come, to the end; the exit code."""
     end = None
+    text = _Text()
     for event in job.stream():
         if as_json:
             print(event.model_dump_json(exclude_none=True), flush=True)
         elif event.type == "token":
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
+            text.take(event)
         if event.type != "token":
             end = event
     assert end is not None
     if not as_json:
-        print(flush=True)
+        text.close()
     if end.type == "done":
         return exits.OK
     code = "" if end.code in (None, end.type) else f"{end.code}: "
     note(f"job {job.id}: {end.type}: {code}{end.message or 'no reason is recorded'}")
     return exits.FAILED
+
+
+class _Text:
+    """A job's text on stdout: the first choice as it is made, then each other one whole, as `show` would have it.
+
+    Nobody who watches a job knows how many choices it will have.
+    """
+
+    def __init__(self) -> None:
+        self._first_ended = False
+        self._others: dict[int, list[str]] = {}
+        self._whole: list[int] = []
+        """Choices that have ended and are not shown, in the order in which they ended."""
+
+    def take(self, event: TokenEvent) -> None:
+        """Show what can be shown now."""
+        if event.choice == 0:
+            sys.stdout.write(event.text)
+            self._first_ended = event.finish_reason is not None
+        else:
+            self._others.setdefault(event.choice, []).append(event.text)
+            if event.finish_reason is not None:
+                self._whole.append(event.choice)
+        if self._first_ended:
+            self._show_whole()
+        sys.stdout.flush()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._show_whole()
+        print(flush=True)
+
+    def _show_whole(self) -> None:
+        for choice in self._whole:
+            sys.stdout.write(f"\n{_header(choice)}\n{''.join(self._others.pop(choice))}")
+        self._whole.clear()
+
+
+def _header(choice: int) -> str:
+    return f"--- choice {choice}"
 
 
 def describe(state: str, error: JobError | None) -> str:

@@ -11,6 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from producer.cli import options
+from producer.cli.flags import Given, json_in, json_of, spread
+from producer.cli.rendering import FLAGS as RENDERING
+from producer.cli.sampling import FLAGS as SAMPLING
 
 
 class PriorityName(StrEnum):
@@ -21,7 +24,10 @@ class PriorityName(StrEnum):
     low = "low"
 
 
+@spread(rendering=RENDERING, sampling=SAMPLING)
 def submit(
+    rendering: Given,
+    sampling: Given,
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="The prompt; - reads stdin.")
     ] = None,
@@ -31,12 +37,6 @@ def submit(
         Path | None,
         typer.Option(metavar="FILE", help="A chat as JSON: [{role, content}, ...]; - reads stdin."),
     ] = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    seed: options.Seed = None,
-    ignore_eos: options.IgnoreEos = False,
     id: Annotated[str | None, typer.Option(metavar="ID", help="Name the job. [default: a random id]")] = None,
     priority: Annotated[
         PriorityName, typer.Option(help="Before which others it runs.")
@@ -58,13 +58,13 @@ def submit(
 ) -> None:
     """Queue one prompt; prints the job's id."""
     prompt_or_chat = _input(prompt, chat, system, messages)
-    sampling = options.sampling(max_tokens, temperature, top_p, top_k, seed, ignore_eos)
     from producer.cli import screen
     from producer.client import Client
 
     with Client(redis_url, queue) as client:
         job = client.submit(
             **prompt_or_chat,
+            **rendering,
             id=id,
             priority=priority.value,
             tenant=tenant,
@@ -97,10 +97,7 @@ def _input(prompt: str | None, chat: str | None, system: str | None, messages: P
 
 
 def _read_messages(path: Path) -> list[Any]:
-    try:
-        turns = json.loads(_read_stdin() if str(path) == "-" else path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"--messages {path}: {error}") from None
+    turns = json_of("--messages -", _read_stdin()) if str(path) == "-" else json_in("--messages", path)
     if not isinstance(turns, list):
         raise typer.BadParameter(f"--messages {path}: it holds no list of messages")
     return turns

@@ -12,7 +12,17 @@ from broker import calls
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
-from protocol import Choice, Fingerprint, Job, JobError, Result, Usage, encode_terminal, encode_token
+from protocol import (
+    Choice,
+    Fingerprint,
+    Job,
+    JobError,
+    Result,
+    TokenLogprob,
+    Usage,
+    encode_terminal,
+    encode_token,
+)
 
 Answer = Callable[[Job], str]
 LEASE_MS = 5000
@@ -25,8 +35,9 @@ class Failure(Exception):
 def echo(job: Job) -> str:
     """The prompt, or what the user said last."""
     if job.messages is not None:
-        return job.messages[-1].content
-    return job.prompt if isinstance(job.prompt, str) else " ".join(map(str, job.prompt or []))
+        return job.messages[-1].text
+    first = job.prompts[0]
+    return first if isinstance(first, str) else " ".join(map(str, first))
 
 
 class FakeWorker:
@@ -84,18 +95,25 @@ class FakeWorker:
         self.answered.append(job.id)
 
     def _succeed(self, job: Job, lease: calls.Lease, text: str) -> None:
-        words = text.split(" ")
-        pieces = [word + " " for word in words[:-1]] + [words[-1]]
-        events = [
-            encode_token(job.id, seq, lease.attempt, 0, piece, [seq], "stop" if seq == len(pieces) else None)
-            for seq, piece in enumerate(pieces, 1)
+        """The answer as choice 0, and the same with its number after it as every other one, a word at a time."""
+        choices = [
+            _choice(job, text if number == 0 else f"{text} {number}", number)
+            for number in range(job.num_choices)
         ]
-        done = encode_terminal(job.id, len(pieces) + 1, lease.attempt, "done")
+        events: list[bytes] = []
+        for word in range(max(len(choice.token_ids) for choice in choices)):
+            for choice in choices:
+                if word < len(choice.token_ids):
+                    events.append(_event(choice, word, job.id, len(events) + 1, lease.attempt))
+        done = encode_terminal(job.id, len(events) + 1, lease.attempt, "done")
         result = Result(
             id=job.id,
             state="succeeded",
-            choices=[Choice(text=text, token_ids=list(range(1, len(pieces) + 1)), finish_reason="stop")],
-            usage=Usage(prompt_tokens=len(words), completion_tokens=len(pieces)),
+            choices=choices,
+            usage=Usage(
+                prompt_tokens=len(text.split(" ")),
+                completion_tokens=sum(len(choice.token_ids) for choice in choices),
+            ),
             model=self._model,
             seed=job.seed,
             attempt=lease.attempt,
@@ -120,3 +138,39 @@ class FakeWorker:
         self._queue.run(
             calls.finish(self._queue.keys, job.id, lease.attempt, "failed", result.encode(), 1, [error])
         )
+
+
+def _choice(job: Job, text: str, number: int) -> Choice:
+    pieces = _pieces(text)
+    stop = job.params.stop[0] if job.params.stop else None
+    told = [
+        TokenLogprob(token_id=place, token=piece, logprob=-0.5, rank=1, top_logprobs=[])
+        for place, piece in enumerate(pieces, 1)
+    ]
+    return Choice(
+        index=number,
+        text=text,
+        token_ids=list(range(1, len(pieces) + 1)),
+        finish_reason="stop",
+        stop_reason=stop,
+        logprobs=None if job.params.num_logprobs is None else told,
+    )
+
+
+def _event(choice: Choice, word: int, job_id: str, seq: int, attempt: int) -> bytes:
+    last = word == len(choice.token_ids) - 1
+    return encode_token(
+        job_id,
+        seq,
+        attempt,
+        choice.index,
+        _pieces(choice.text)[word],
+        [choice.token_ids[word]],
+        choice.finish_reason if last else None,
+        choice.stop_reason if last else None,
+    )
+
+
+def _pieces(text: str) -> list[str]:
+    words = text.split(" ")
+    return [word + " " for word in words[:-1]] + [words[-1]]

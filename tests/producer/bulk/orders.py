@@ -29,6 +29,7 @@ def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
         source=source,
         output=output,
         defaults={},
+        rendering={},
         model=None,
         queue=None,
         redis_url=url,

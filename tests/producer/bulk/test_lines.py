@@ -65,7 +65,7 @@ def test_every_broken_line_is_an_error_of_its_own() -> None:
         (b'{"prompt": null}', "invalid_request"),
         (b'{"prompt": 7}', "invalid_request"),
         (b'{"prompt": []}', "invalid_request"),
-        (b'{"prompt": ["a"]}', "invalid_request"),
+        (b'{"prompt": ["a", 5]}', "invalid_request"),
         (b'{"prompt": {"a": 1}}', "invalid_request"),
         (b'{"messages": []}', "invalid_request"),
         (b'{"messages": "hello"}', "invalid_request"),
