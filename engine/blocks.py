@@ -1,8 +1,21 @@
-"""The KV store's blocks, by number. The tensors behind them belong to the runner."""
+"""The KV store's blocks, by number. The tensors behind them belong to the runner.
+
+free   no owner, nothing worth keeping
+idle   no owner; its KV is in the prefix cache until the room is needed, the least recently used first
+used   one owner, or several that share a prefix
+
+       allocate               free
+free ------------> used ---------------> idle, if the prefix cache knows it, else free
+idle ------------> used                  (of one table the tail first: a prefix outlives what follows it)
+  '--- share ------^
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+
+from engine.prefix_cache import PrefixCache
 
 
 class IntegrityError(RuntimeError):
@@ -10,11 +23,7 @@ class IntegrityError(RuntimeError):
 
 
 class BlockPool:
-    """Which blocks are free. A block is `block_size` tokens of KV, in every layer; it has one owner at most.
-
-    Allocation and return are O(1) a block. The last block returned is handed out first: it is the likeliest to
-    be in a cache.
-    """
+    """Who owns which block. A block is `block_size` tokens of KV, in every layer. Everything is O(1) a block."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -23,16 +32,21 @@ class BlockPool:
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.prefixes = PrefixCache()
+        self.num_evictions = 0
+        """Idle blocks whose KV was given up for room."""
+        self._owners = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._used = bytearray(num_blocks)
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that can be allocated, free and idle."""
+        return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free
 
     @property
     def capacity(self) -> int:
@@ -43,43 +57,69 @@ class BlockPool:
         """How many blocks hold so many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def num_owners(self, block: int) -> int:
+        """In how many block tables a block stands."""
+        return self._owners[block]
+
     def allocate(self, count: int) -> list[int]:
-        """Take blocks out of the pool.
+        """Take blocks to write to.
 
         Raises:
             IntegrityError: fewer are free; the caller looks at `num_free` first.
         """
-        if count > len(self._free):
-            raise IntegrityError(f"{count} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
-        blocks = [self._free.pop() for _ in range(count)]
+        if count > self.num_free:
+            raise IntegrityError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
-            self._used[block] = 1
+            self._owners[block] = 1
         return blocks
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Give blocks back.
+    def share(self, blocks: Iterable[int]) -> None:
+        """Become one more owner of blocks that are used or idle; they are not written to from now on."""
+        for block in blocks:
+            if not self._owners[block]:
+                del self._idle[block]
+            self._owners[block] += 1
+
+    def free(self, block_table: Sequence[int]) -> None:
+        """Give up a table's blocks.
 
         Raises:
-            IntegrityError: one of them is free already.
+            IntegrityError: one of them has no owner.
         """
-        for block in blocks:
-            if not self._used[block]:
+        for block in reversed(block_table):
+            if not self._owners[block]:
                 raise IntegrityError(f"block {block} returned twice")
-            self._used[block] = 0
-            self._free.append(block)
+            self._owners[block] -= 1
+            if self._owners[block]:
+                continue
+            if block in self.prefixes:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
 
-    def check_integrity(self, owners: Iterable[list[int]]) -> None:
-        """Check that every block is either free or in exactly one of the owners' block tables.
+    def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
+        """Check that every block is free, idle, or in as many block tables as it has owners.
 
         Raises:
             IntegrityError: it is not so.
         """
-        owned = [block for table in owners for block in table]
-        if len(set(owned)) != len(owned):
-            raise IntegrityError("a block is owned twice")
-        if len(owned) + len(self._free) != self.num_blocks or not set(owned).isdisjoint(self._free):
-            raise IntegrityError(
-                f"{len(owned)} blocks owned, {len(self._free)} free, {self.num_blocks} in all"
-            )
-        if len(set(self._free)) != len(self._free):
-            raise IntegrityError("a block is free twice")
+        tables = list(block_tables)
+        if any(len(set(table)) != len(table) for table in tables):
+            raise IntegrityError("a block is twice in one table")
+        owners = Counter(block for table in tables for block in table)
+        if wrong := [block for block in range(self.num_blocks) if owners[block] != self._owners[block]]:
+            raise IntegrityError(f"blocks {wrong[:10]} have not as many owners as are in the books")
+        unowned = sorted([*self._free, *self._idle])
+        if unowned != [block for block in range(self.num_blocks) if not owners[block]]:
+            raise IntegrityError("a block is lost, or free and owned at once")
+        if any(block in self.prefixes for block in self._free) or any(
+            block not in self.prefixes for block in self._idle
+        ):
+            raise IntegrityError("the prefix cache and the idle blocks differ")
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        self.prefixes.forget(block)
+        self.num_evictions += 1
+        return block

@@ -20,8 +20,8 @@ from protocol import (
     describe_validation,
 )
 
-Prompt = Job | str | list[int]
-"""A job, or a prompt for one: text or token ids."""
+Prompt = Job | str | list[int] | list[str] | list[list[int]]
+"""A job, or a prompt for one: text or token ids, or several of either."""
 
 
 def generate(
@@ -71,9 +71,8 @@ class _Answer:
         self._model = model
         self._seed: int | None = None
         self._num_prompt_tokens = 0
-        self._parts: list[str] = []
-        self._token_ids: list[int] = []
-        self._last: Delta | None = None
+        self._deltas: list[list[Delta]] = []
+        """Of each choice."""
         self._error: RequestError | None = None
 
     def start(self, engine: EngineCore, prompt: Prompt, params: SamplingParams) -> None:
@@ -81,37 +80,44 @@ class _Answer:
             job = prompt if isinstance(prompt, Job) else Job(id=self._job_id, prompt=prompt, params=params)
             self._seed = job.seed
             request = engine.prepare(job)
-            self._num_prompt_tokens = len(request.prompt_token_ids)
+            self._num_prompt_tokens = request.num_prompt_tokens
             engine.add(request)
+            self._deltas = [[] for _ in range(request.num_choices)]
         except ValidationError as error:
             self._error = RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error))
         except RequestError as error:
             self._error = error
 
     def take(self, delta: Delta) -> None:
-        self._parts.append(delta.text)
-        self._token_ids += delta.token_ids
-        self._last = delta
-        self._error = delta.error
+        self._deltas[delta.choice].append(delta)
+        self._error = delta.error or self._error
 
     def result(self) -> Result:
-        choices = []
-        if self._last is not None:
-            choices = [
-                Choice(
-                    text="".join(self._parts),
-                    token_ids=self._token_ids,
-                    finish_reason=self._last.finish_reason,
-                    stop_reason=self._last.stop_reason,
-                )
-            ]
+        choices = [_choice(index, deltas) for index, deltas in enumerate(self._deltas)]
         error = self._error
         return Result(
             id=self._job_id,
             state="failed" if error else "succeeded",
             choices=choices,
-            usage=Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=len(self._token_ids)),
+            usage=Usage(
+                prompt_tokens=self._num_prompt_tokens,
+                completion_tokens=sum(len(choice.token_ids) for choice in choices),
+            ),
             error=JobError(code=error.code, message=error.message) if error else None,
             model=self._model,
             seed=self._seed,
         )
+
+
+def _choice(index: int, deltas: list[Delta]) -> Choice:
+    """A choice from all that was made of it; one that its request's end has cut off ends by "error"."""
+    last = deltas[-1] if deltas else None
+    return Choice(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        finish_reason=last.finish_reason or "error" if last else "error",
+        stop_reason=last.stop_reason if last else None,
+        logprobs=[told for delta in deltas for told in delta.logprobs or ()] or None,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
+    )

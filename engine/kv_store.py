@@ -11,6 +11,7 @@ fast as contiguous memory, so paging costs nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,13 @@ class KVStore:
                 f"the KV store needs {_size(num_blocks * shape.block_bytes)} and the system refuses it; "
                 "lower --kv-memory or --num-kv-blocks"
             ) from error
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks in every layer, `(from, to)` each; none is read and written at once."""
+        sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
+        for keys, values in self.layers:
+            keys[targets] = keys[sources]
+            values[targets] = values[sources]
 
 
 def plan_num_blocks(

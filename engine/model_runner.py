@@ -29,6 +29,7 @@ class ModelRunner:
         self.block_size = kv.shape.block_size
         self.num_kv_blocks = kv.num_blocks
         self._model = model
+        self._kv = kv
         self._attention = attention
 
     @property
@@ -38,7 +39,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """See `Runner.forward`. Returns float32 `[chunks that want logits, vocab_size]`."""
+        """See `Runner.forward`. Returns float32 `[sum of num_logits, vocab_size]`."""
         batch = pack(chunks, self.block_size, self._model.device)
         self._attention.begin(batch)
         out = self._model(
@@ -49,3 +50,8 @@ class ModelRunner:
         )
         logits: torch.Tensor = out.logits[0].float()
         return logits
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See `Runner.copy_blocks`."""
+        self._kv.copy(pairs)

@@ -10,12 +10,20 @@ computed, and each step lets it catch up, under a budget of tokens:
                                                ^ decodes first, then prompts in order, then admission
 
 A prompt larger than the budget spans steps, a preempted sequence computes its tokens again, a resumed one computes
-those of its earlier attempt: all of it is catching up. (The idea is vLLM V1's scheduler.)
+those of its earlier attempt: all of it is catching up. (The idea is vLLM V1's scheduler.) What another sequence has
+computed already need not be caught up with:
+
+    equal prefix        full blocks are shared, as far as the prefix cache knows them
+    choices of one      the first computes the prompt; the others enter when it is done, share its full blocks and
+    prompt (n > 1)      copy the one that the prompt ends in
+
+At least one token is always computed: its logits are what the next one is drawn from.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
@@ -34,6 +42,8 @@ class Plan:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     outgrown: list[Sequence] = field(default_factory=list)
     """Sequences that filled the whole pool alone; they hold nothing any more and end here."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks to copy before anything is computed, `(from, to)`."""
 
 
 class Scheduler:
@@ -59,32 +69,64 @@ class Scheduler:
         self.waiting = Line()
         self.running = Line()
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens that were not computed because their KV was there."""
         self._arrivals = 0
 
-    def add(self, request: Request) -> Sequence:
-        """Put a request in line.
+    def add(self, request: Request, choices: Iterable[int] | None = None) -> list[Sequence]:
+        """Put a request in line, or those of its choices that are not over.
 
         Raises:
-            RequestError: its tokens so far are more than the whole pool holds.
+            RequestError: the tokens of one of them are more than the whole pool holds.
         """
-        need = len(request.prompt_token_ids) + len(request.output_token_ids)
+        first = self._arrivals + 1
+        chosen = range(request.num_choices) if choices is None else choices
+        sequences = [Sequence(request, choice, arrival) for arrival, choice in enumerate(chosen, first)]
+        need = max(sequence.num_tokens for sequence in sequences)
         if need > self.blocks.capacity:
             raise RequestError(
                 ErrorCode.KV_CAPACITY_EXCEEDED,
                 f"the request needs KV for at least {need} tokens and the pool holds {self.blocks.capacity}: "
                 "shorten the prompt, or give the worker more KV memory",
             )
-        self._arrivals += 1
-        sequence = Sequence(request, self._arrivals)
-        self.waiting.add(sequence)
-        return sequence
+        self._arrivals += len(sequences)
+        leader = None
+        for sequence in sequences:
+            if (
+                leader is not None
+                and leader.choice // request.params.n == sequence.choice // request.params.n
+            ):
+                sequence.leader = leader
+                leader.followers.append(sequence)
+            else:
+                leader = sequence
+                self.waiting.add(sequence)
+        return sequences
 
     def remove(self, sequence: Sequence) -> None:
-        """Let a sequence go, finished or aborted; its slot and blocks are free at once."""
-        if sequence.slot is None:
-            self.waiting.remove(sequence)
-        else:
+        """Let a sequence go, finished or aborted; its slot and blocks are free at once.
+
+        A leader that is aborted takes its followers with it: they are removed too, in any order.
+        """
+        if sequence.slot is not None:
             self._retire(sequence)
+        elif sequence.leader is not None and sequence in sequence.leader.followers:
+            sequence.leader.followers.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def computed(self, sequence: Sequence, count: int) -> None:
+        """Note that a step has computed tokens of a running sequence."""
+        sequence.num_computed_tokens += count
+        size = self.blocks.block_size
+        for start in range(len(sequence.contents) * size, sequence.num_computed_tokens - size + 1, size):
+            tokens = tuple(sequence.token_ids[start : start + size])
+            block = sequence.block_table[start // size]
+            sequence.contents.append(self.blocks.prefixes.add(sequence.content, tokens, block))
+        if sequence.followers and sequence.has_computed_prompt:
+            for follower in sequence.followers:
+                self.waiting.add(follower)
+            sequence.followers = []
 
     def has_work(self) -> bool:
         return bool(self.running) or bool(self.waiting)
@@ -140,14 +182,58 @@ class Scheduler:
             sequence = self.slots.admit(self.waiting, self._need, spare)
             if sequence is None:
                 return
-            sequence.block_table = self.blocks.allocate(self._need(sequence))
+            self._place(sequence, plan)
             self.running.add(sequence)
             count = min(sequence.num_uncomputed_tokens, budget)
             plan.chunks.append((sequence, count))
             budget -= count
 
     def _need(self, sequence: Sequence) -> int:
-        return self.blocks.blocks_for(sequence.num_tokens)
+        """Blocks to take on admission. What the prefix cache may save is not counted on: it lies in free blocks."""
+        need = self.blocks.blocks_for(sequence.num_tokens)
+        return need - self._led(sequence) // self.blocks.block_size
+
+    def _led(self, sequence: Sequence) -> int:
+        """Tokens whose KV the leader has."""
+        leader = sequence.leader
+        if leader is None or leader.slot is None or not leader.has_computed_prompt:
+            return 0
+        return min(len(sequence.prompt), sequence.num_tokens - 1)
+
+    def _place(self, sequence: Sequence, plan: Plan) -> None:
+        """Give a sequence its blocks: those that hold its KV already, and new ones."""
+        size = self.blocks.block_size
+        led = self._led(sequence)
+        shared = self._shared_with_leader(sequence, led // size) if led else self._cached(sequence)
+        self.blocks.share(shared)
+        new = self.blocks.allocate(self.blocks.blocks_for(sequence.num_tokens) - len(shared))
+        if led % size:
+            assert sequence.leader is not None
+            plan.copies.append((sequence.leader.block_table[led // size], new[0]))
+        sequence.block_table = shared + new
+        sequence.num_computed_tokens = len(shared) * size + led % size
+        self.num_cached_tokens += min(sequence.num_computed_tokens, len(sequence.prompt))
+
+    def _shared_with_leader(self, sequence: Sequence, count: int) -> list[int]:
+        leader = sequence.leader
+        assert leader is not None
+        sequence.contents = leader.contents[:count]
+        return leader.block_table[:count]
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """The blocks of the longest known prefix."""
+        if sequence.wants_prompt_logits:
+            return []
+        size = self.blocks.block_size
+        blocks = []
+        for start in range(0, sequence.num_tokens - size, size):
+            tokens = tuple(sequence.token_ids[start : start + size])
+            entry = self.blocks.prefixes.find(sequence.content, tokens)
+            if entry is None:
+                break
+            blocks.append(entry.block)
+            sequence.contents.append(entry.content)
+        return blocks
 
     def _lacks_block(self, sequence: Sequence) -> bool:
         return len(sequence.block_table) * self.blocks.block_size < sequence.num_tokens
@@ -156,7 +242,7 @@ class Scheduler:
         """Give a sequence the block its next token needs; False if it had to make room for others itself."""
         if not self._lacks_block(sequence):
             return True
-        if not self.blocks.num_free:
+        while not self.blocks.num_free:  # a victim that only shared its blocks frees none
             victim = self.running.last
             self._preempt(victim)
             if victim is sequence:
@@ -176,4 +262,5 @@ class Scheduler:
         self.slots.release(sequence)
         self.blocks.free(sequence.block_table)
         sequence.block_table = []
+        sequence.contents = []
         sequence.num_computed_tokens = 0

@@ -1,4 +1,4 @@
-"""A request's state while it is in the engine."""
+"""A choice's state while it is in the engine, as the scheduler sees it."""
 
 from __future__ import annotations
 
@@ -6,41 +6,60 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from engine.interface import Request
+from engine.prefix_cache import ROOT
 
 
 class Sequence:
-    """One request on its way: its tokens, how many of them the KV holds, and what it occupies.
+    """One choice of a request on its way: its tokens, how many of them the KV holds, and what it occupies.
 
         token_ids    p p p p p p p o o o      p prompt, o output
                      ^^^^^^^^^^^^^ computed   num_computed_tokens = 7: their KV is in `block_table`
                                    ^^^^^      num_uncomputed_tokens = 3: what the coming steps have to catch up with
 
-    A running sequence has a slot and blocks; a waiting one has neither, and nothing computed.
+    A running sequence has a slot and blocks; a waiting one has neither, and nothing computed. A follower is not even
+    waiting yet: its leader, another choice of the same prompt, computes the prompt for both.
     """
 
     __slots__ = (
         "arrival",
         "block_table",
+        "choice",
+        "contents",
+        "followers",
+        "leader",
         "num_computed_tokens",
         "passed_over",
+        "prompt",
         "request",
         "slot",
         "token_ids",
+        "wants_prompt_logits",
     )
 
-    def __init__(self, request: Request, arrival: int) -> None:
+    def __init__(self, request: Request, choice: int, arrival: int) -> None:
         self.request = request
-        self.token_ids: list[int] = [*request.prompt_token_ids, *request.output_token_ids]
+        self.choice = choice
+        self.prompt = request.prompts[choice // request.params.n]
+        written = request.written[choice].token_ids if request.written else ()
+        self.token_ids: list[int] = [*self.prompt, *written]
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
+        self.contents: list[int] = []
+        """Of its first full blocks: their numbers in the prefix cache."""
         self.slot: int | None = None
         self.arrival = arrival
-        """Its number in the order of `add` calls, from 1."""
+        """Its number in the order of arrival, from 1; choices of one request follow each other."""
         self.passed_over = 0
         """Later arrivals admitted while this one waited."""
+        self.leader: Sequence | None = None
+        self.followers: list[Sequence] = []
+        """Choices of the same prompt that come in line when it is computed."""
+        self.wants_prompt_logits = False
+        """Whether the logits of its prompt are still to be seen; then no part of it is taken from the cache."""
 
     @property
     def id(self) -> str:
+        """The request's id."""
         return self.request.id
 
     @property
@@ -53,14 +72,24 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - len(self.prompt)
 
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def has_computed_prompt(self) -> bool:
+        return self.num_computed_tokens >= len(self.prompt)
+
+    @property
+    def content(self) -> int:
+        """What its blocks known to the prefix cache hold."""
+        return self.contents[-1] if self.contents else ROOT
+
     def __repr__(self) -> str:
-        return f"<Sequence {self.id} {self.num_computed_tokens}/{self.num_tokens} slot={self.slot}>"
+        where = f"{self.num_computed_tokens}/{self.num_tokens} slot={self.slot}"
+        return f"<Sequence {self.id}.{self.choice} {where}>"
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from engine.engine import Engine
-from engine.interface import Chunk, Delta, Request
+from engine.interface import Chunk, Delta, Request, Written
 from protocol import Fingerprint, Job, SamplingParams
 
 Logits = Callable[[list[list[int]]], torch.Tensor]
@@ -60,13 +60,25 @@ class PagedDouble:
 
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         self.before_forward()
-        decodes = sum(len(chunk.token_ids) == 1 and chunk.wants_logits for chunk in chunks)
+        decodes = sum(len(chunk.token_ids) == 1 and chunk.num_logits == 1 for chunk in chunks)
         self.steps.append(Step([len(chunk.token_ids) for chunk in chunks], decodes))
         for chunk in chunks:
             for offset, token_id in enumerate(chunk.token_ids):
                 self._store[self._slot(chunk, chunk.start + offset)] = token_id
-        sequences = [self._read(chunk) for chunk in chunks if chunk.wants_logits]
+        sequences = [
+            tokens[: len(tokens) - left]
+            for chunk in chunks
+            for tokens in [self._read(chunk)]
+            for left in reversed(range(chunk.num_logits))
+        ]
         return self._logits(sequences) if sequences else torch.empty(0, self.vocab_size)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, target in pairs:
+            self._store[target * size : (target + 1) * size] = self._store[
+                source * size : (source + 1) * size
+            ]
 
     def _slot(self, chunk: Chunk, position: int) -> int:
         return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -81,9 +93,11 @@ class PagedDouble:
 class TokenIds:
     """Implements `engine.interface.PromptEncoder` for prompts that are token ids already."""
 
-    def encode(self, job: Job) -> list[int]:
-        assert isinstance(job.prompt, list)
-        return list(job.prompt)
+    def encode(self, job: Job) -> list[list[int]]:
+        return [[token_id for token_id in prompt if isinstance(token_id, int)] for prompt in job.prompts]
+
+    def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
+        return [tuple(map(ord, word)) for word in words]
 
 
 def make_engine(
@@ -101,7 +115,13 @@ def request(
     **params: Any,
 ) -> Request:
     params = {"temperature": 0.0, "ignore_eos": True, **params}
-    return Request(request_id, tuple(prompt), SamplingParams(**params), seed, max_tokens, priority)
+    return Request(request_id, (tuple(prompt),), SamplingParams(**params), seed, (max_tokens,), priority)
+
+
+def resumed(new: Request, *logged: Sequence[int] | Written) -> Request:
+    """A request that an earlier attempt has begun: of each choice the ids that are logged."""
+    written = [one if isinstance(one, Written) else Written(tuple(one)) for one in logged]
+    return replace(new, written=tuple(written))
 
 
 def hashed(sequences: list[list[int]]) -> torch.Tensor:
@@ -132,10 +152,24 @@ def run(engine: Engine, requests: Iterable[Request] = ()) -> Output:
 
 
 def token_ids(deltas: list[Delta]) -> list[int]:
-    """The ids of a request that ended once, with its last delta."""
+    """The ids of a request with one choice that ended once, with its last delta."""
     ends = [delta.finish_reason is not None or delta.error is not None for delta in deltas]
-    assert ends == [False] * (len(deltas) - 1) + [True]
+    assert ends == [delta.last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def choices(deltas: list[Delta]) -> dict[int, list[int]]:
+    """The ids of each choice of a request, each of which ended once."""
+    assert [delta.last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    out: dict[int, list[int]] = defaultdict(list)
+    ended = set()
+    for delta in deltas:
+        assert delta.choice not in ended
+        out[delta.choice] += delta.token_ids
+        if delta.finish_reason is not None:
+            ended.add(delta.choice)
+    assert ended == set(out)
+    return dict(out)
 
 
 def alone(new: Request) -> list[int]:

@@ -27,13 +27,14 @@ class Rounds:
     def __init__(self) -> None:
         self.runner = PagedDouble(hashed, max_model_len=64, num_kv_blocks=8)
         self.engine = make_engine(self.runner, max_num_batched_tokens=16, max_num_seqs=3)
-        self.others = [request(f"other{i}", [9 + i] * 5, 12) for i in range(2)]
         self.deltas: Output = defaultdict(list)
 
-    def start(self) -> None:
+    def start(self, number: int) -> None:
+        """Prompts of different rounds have nothing in common."""
         self.deltas.clear()
+        self.others = [request(f"other{i}", [9 + 10 * number + i] * 5, 12) for i in range(2)]
         self.preemptions = self.engine.stats().preemptions
-        for new in [*self.others, request("gone", [50] * 30, 34)]:
+        for new in [*self.others, request("gone", [100 + number] * 30, 34)]:
             self.engine.add(new)
 
     def finish(self) -> None:
@@ -57,7 +58,7 @@ def _abort_waiting(rounds: Rounds) -> None:
 
 def _abort_in_a_prefill(rounds: Rounds) -> None:
     rounds.until(lambda: rounds.engine.stats().running == 3)
-    sequence = rounds.engine._live["gone"].sequence
+    sequence = rounds.engine._live["gone"][0].sequence
     assert 0 < sequence.num_computed_tokens < sequence.num_tokens
     assert rounds.engine.abort("gone")
 
@@ -76,7 +77,7 @@ def _abort_after_a_token(rounds: Rounds) -> None:
 
 def _abort_while_preempted(rounds: Rounds) -> None:
     rounds.until(lambda: rounds.engine.stats().preemptions > rounds.preemptions)
-    assert rounds.engine._live["gone"].sequence.slot is None
+    assert rounds.engine._live["gone"][0].sequence.slot is None
     assert rounds.deltas["gone"]
     assert rounds.engine.abort("gone")
 
@@ -105,8 +106,8 @@ ABORTS = [
 @pytest.mark.parametrize("abort", ABORTS, ids=lambda abort: abort.__name__.removeprefix("_abort_"))
 def test_an_abort_in_any_state_frees_everything(abort: Any) -> None:
     rounds = Rounds()
-    for _ in range(5):
-        rounds.start()
+    for number in range(5):
+        rounds.start(number)
         abort(rounds)
         sent = len(rounds.deltas["gone"])
         rounds.finish()

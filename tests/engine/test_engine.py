@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.engine.doubles import (
     hashed,
     make_engine,
     request,
+    resumed,
     run,
     scripted,
     tiny,
@@ -96,9 +96,7 @@ def test_a_resumed_request_goes_on_without_a_seam(cut: int, smollm2: Any) -> Non
     new = request("r", [5], 100, ignore_eos=False)
     first = run(make_engine(PagedDouble(logits, vocab), smollm2), [new])["r"][:cut]
     logged = [token_id for delta in first for token_id in delta.token_ids]
-    rest = run(
-        make_engine(PagedDouble(logits, vocab), smollm2), [replace(new, output_token_ids=tuple(logged))]
-    )["r"]
+    rest = run(make_engine(PagedDouble(logits, vocab), smollm2), [resumed(new, logged)])["r"]
     assert logged + token_ids(rest) == row["script_ids"]
     assert "".join(delta.text for delta in [*first, *rest]) == row["expect"]["text"]
 
@@ -116,12 +114,12 @@ def test_a_resumed_request_that_was_at_its_end_ends(
 ) -> None:
     runner = PagedDouble(hashed, num_kv_blocks=8)
     engine = make_engine(runner)
-    new = replace(request("r", [5, 6], **changes), output_token_ids=logged)
+    new = resumed(request("r", [5, 6], **changes), logged)
     engine.add(new)
     with pytest.raises(RequestError, match="already here"):
         engine.add(new)
     assert engine.has_work()
-    assert engine.step() == [Delta("r", [], "", finish_reason=reason)]  # type: ignore[arg-type]
+    assert engine.step() == [Delta("r", [], "", finish_reason=reason, last=True)]  # type: ignore[arg-type]
     assert runner.steps == []
     assert_empty(engine)
     engine.add(new)
@@ -141,8 +139,8 @@ def test_sampled_tokens_do_not_depend_on_the_batch_on_preemption_or_on_a_resume(
     for new in requests:
         ids = token_ids(roomy[new.id])
         assert token_ids(tight[new.id]) == ids
-        resumed = replace(new, output_token_ids=tuple(ids[:7]))
-        assert token_ids(run(make_engine(PagedDouble(flat)), [resumed])[new.id]) == ids[7:]
+        rest = run(make_engine(PagedDouble(flat)), [resumed(new, ids[:7])])
+        assert token_ids(rest[new.id]) == ids[7:]
     assert len({tuple(token_ids(roomy[new.id])) for new in requests}) == 6
 
 
@@ -159,8 +157,8 @@ def test_requests_come_and_go_at_every_step() -> None:
     assert {new.id: token_ids(deltas[new.id]) for new in requests} == {new.id: alone(new) for new in requests}
     assert_empty(engine)
     stats = engine.stats()
-    assert stats.output_tokens == sum(new.max_tokens for new in requests)
-    assert stats.prompt_tokens >= sum(len(new.prompt_token_ids) for new in requests)
+    assert stats.output_tokens == sum(new.max_tokens[0] for new in requests)
+    assert stats.prompt_tokens + stats.cached_tokens >= sum(new.num_prompt_tokens for new in requests)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -34,6 +34,9 @@ class EosMasked:
         logits[:, self._eos] = -torch.inf
         return logits
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._runner.copy_blocks(pairs)
+
 
 def engine_for(folder: Path, *, max_num_batched_tokens: int = 512, **options: Any) -> Engine:
     loaded = load_runner(str(folder), dtype="float32", device="cpu", **options)
@@ -129,7 +132,7 @@ def test_at_the_context_limit(tiny_model_dir: Path) -> None:
     assert {name: len(ids) for name, ids in out.items()} == lengths
     assert refused == [5000, 65, 64]
     for ready in admitted:
-        assert out[ready.id] == greedy(model, list(ready.prompt_token_ids), lengths[ready.id])
+        assert out[ready.id] == greedy(model, list(ready.prompts[0]), lengths[ready.id])
 
 
 @pytest.mark.parametrize(

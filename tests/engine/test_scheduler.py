@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+import zlib
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +19,17 @@ from engine.slots import POLICIES, SlotAllocator
 from protocol import ErrorCode, RequestError, SamplingParams
 
 
-def request(name: str, prompt: int, max_tokens: int = 4, priority: int = 1) -> Request:
-    return Request(name, (3,) * prompt, SamplingParams(), 0, max_tokens, priority)
+def request(
+    name: str, prompt: int, max_tokens: int = 4, priority: int = 1, n: int = 1, topic: str | None = None
+) -> Request:
+    """Prompts of one topic begin alike; a name without one has a topic of its own."""
+    first = 1000 * zlib.crc32((topic or name).encode())
+    tokens = tuple(range(first, first + prompt))
+    return Request(name, (tokens,), SamplingParams(n=n), 0, (max_tokens,), priority)
+
+
+def label(sequence: Sequence) -> str:
+    return sequence.id if sequence.request.params.n == 1 else f"{sequence.id}.{sequence.choice}"
 
 
 @dataclass
@@ -43,15 +53,18 @@ class Loop:
 
     def add(self, *requests: Request) -> None:
         for new in requests:
-            self.sequences[new.id] = self.scheduler.add(new)
+            self.sequences |= {label(sequence): sequence for sequence in self.scheduler.add(new)}
 
-    def abort(self, name: str) -> None:
-        self.scheduler.remove(self.sequences.pop(name))
+    def abort(self, request_id: str) -> None:
+        for name in [name for name, sequence in self.sequences.items() if sequence.id == request_id]:
+            self.scheduler.remove(self.sequences.pop(name))
 
     def step(self) -> Plan:
-        decoding = {s.id for s in self.scheduler.running if s.num_uncomputed_tokens == 1}
+        decoding = {label(s) for s in self.scheduler.running if s.num_uncomputed_tokens == 1}
         preemptions = self.scheduler.num_preemptions
+        running = {label(s) for s in self.scheduler.running}
         plan = self.scheduler.schedule()
+        self.admitted += [label(s) for s, _ in plan.chunks if label(s) not in running]
         self.check(plan, decoding if self.scheduler.num_preemptions == preemptions else set())
         for sequence in plan.outgrown:
             self._end(sequence)
@@ -66,34 +79,36 @@ class Loop:
             self.step()
 
     def check(self, plan: Plan, decoding: set[str]) -> None:
-        planned = {sequence.id: count for sequence, count in plan.chunks}
+        planned = {label(sequence): count for sequence, count in plan.chunks}
         assert planned or plan.outgrown or not self.scheduler.has_work(), "an empty step with work to do"
         assert len(planned) == len(plan.chunks), "planned twice"
         assert sum(planned.values()) <= self.budget
-        assert decoding <= planned.keys() | {s.id for s in plan.outgrown}, "a decode was starved"
+        assert decoding <= planned.keys() | {label(s) for s in plan.outgrown}, "a decode was starved"
         for sequence, count in plan.chunks:
             assert 1 <= count <= sequence.num_uncomputed_tokens
             room = len(sequence.block_table) * self.block_size
             assert sequence.num_computed_tokens + count <= room, "a block is missing"
+            written = sequence.block_table[sequence.num_computed_tokens // self.block_size :]
+            assert all(self.scheduler.blocks.num_owners(block) == 1 for block in written), (
+                "writes to a shared block"
+            )
         self.scheduler.check_integrity()
         self.plans.append(planned)
 
     def _compute(self, sequence: Sequence, count: int) -> None:
-        if sequence.num_computed_tokens == 0:
-            self.admitted.append(sequence.id)
-        sequence.num_computed_tokens += count
+        self.scheduler.computed(sequence, count)
         if sequence.num_uncomputed_tokens == 0:
-            sequence.token_ids.append(7)
-            if sequence.num_output_tokens == sequence.request.max_tokens:
+            sequence.token_ids.append(7 + sequence.choice)
+            if sequence.num_output_tokens == sequence.request.max_tokens[0]:
                 self.scheduler.remove(sequence)
                 self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
-        assert sequence.id not in self.ended, "ended twice"
+        assert label(sequence) not in self.ended, "ended twice"
         assert not sequence.block_table
         assert sequence.slot is None
-        self.ended[sequence.id] = sequence.num_output_tokens
-        del self.sequences[sequence.id]
+        self.ended[label(sequence)] = sequence.num_output_tokens
+        del self.sequences[label(sequence)]
 
 
 def test_prompts_and_decodes_share_a_step() -> None:
@@ -197,11 +212,71 @@ def test_more_slots_than_budget_would_starve_a_decode() -> None:
         Loop(slots=4, budget=3)
 
 
+def test_choices_of_a_prompt_share_it_and_copy_what_they_write_to() -> None:
+    loop = Loop(num_blocks=32, block_size=4, slots=3, budget=16)
+    loop.add(request("r", 10, 3, n=4))
+    assert loop.step().copies == []
+    copies = loop.step().copies  # the leader has written its 11th token; positions 8 and 9 are the prompt's
+    tables = [loop.sequences[name].block_table for name in ("r.0", "r.1", "r.2")]
+    assert [table[:2] for table in tables] == [tables[0][:2]] * 3
+    assert copies == [(tables[0][2], tables[1][2]), (tables[0][2], tables[2][2])]
+    assert loop.plans == [{"r.0": 10}, {"r.0": 1, "r.1": 1, "r.2": 1}]
+    loop.run()
+    assert loop.plans[2:4] == [{"r.0": 1, "r.1": 1, "r.2": 1}, {"r.1": 1, "r.2": 1, "r.3": 2}]
+    assert (
+        loop.scheduler.num_cached_tokens == 9 + 9 + 8
+    )  # r.3 entered when the leader had left: full blocks only
+
+
+def test_a_follower_of_a_prompt_that_fills_its_blocks_copies_none() -> None:
+    loop = Loop(num_blocks=32, block_size=4, budget=16)
+    loop.add(request("r", 9, 3, n=2))
+    loop.run()
+    assert loop.plans[1] == {"r.0": 1, "r.1": 1}
+    loop.add(request("full", 8, 3, n=2))
+    loop.step()
+    assert len(loop.step().copies) == 1  # its last token is computed again, into a block of its own
+    loop.run()
+
+
+def test_equal_prefixes_are_computed_once() -> None:
+    loop = Loop(num_blocks=32, block_size=4, budget=64)
+    loop.add(request("first", 18, 2, topic="t"))
+    loop.run()
+    loop.add(request("longer", 30, 2, topic="t"), request("equal", 18, 2, topic="t"), request("other", 18, 2))
+    loop.step()
+    assert loop.plans[-1] == {"longer": 14, "equal": 2, "other": 18}
+    loop.run()
+    loop.add(request("within", 16, 1, topic="t"))  # a whole number of blocks: at least one token is computed
+    loop.step()
+    assert loop.plans[-1] == {"within": 4}
+
+
+def test_what_was_used_last_is_kept_longest_and_tails_go_first() -> None:
+    loop = Loop(num_blocks=8, block_size=4, slots=1, budget=64)
+    for name in ("old", "new"):
+        loop.add(request(name, 12, 1))
+        loop.run()
+    loop.add(request("large", 16, 1))  # two free blocks and two of "old", its last ones
+    loop.run()
+    loop.add(request("more of old", 13, 1, topic="old"))
+    loop.run()
+    assert loop.plans[-1] == {"more of old": 9}
+
+
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), st.integers(1, 40), st.integers(1, 30), st.integers(0, 2)),
-        st.tuples(st.just("step"), st.integers(1, 5), st.just(0), st.just(0)),
-        st.tuples(st.just("abort"), st.integers(0, 5), st.just(0), st.just(0)),
+        st.builds(
+            request,
+            st.just(""),
+            prompt=st.integers(1, 40),
+            max_tokens=st.integers(1, 30),
+            priority=st.integers(0, 2),
+            n=st.sampled_from([1, 1, 2, 3]),
+            topic=st.sampled_from(["a", "b", None]),
+        ),
+        st.tuples(st.just("step"), st.integers(1, 5)),
+        st.tuples(st.just("abort"), st.integers(0, 5)),
     ),
     max_size=40,
 )
@@ -217,7 +292,7 @@ ACTIONS = st.lists(
     policy=st.sampled_from(sorted(POLICIES)),
 )
 def test_every_request_ends_once_and_nothing_leaks(
-    actions: list[tuple[str, int, int, int]],
+    actions: list[Request | tuple[str, int]],
     num_blocks: int,
     block_size: int,
     slots: int,
@@ -226,27 +301,27 @@ def test_every_request_ends_once_and_nothing_leaks(
 ) -> None:
     loop = Loop(num_blocks, block_size, slots, slots + extra_budget, policy)
     asked: dict[str, Request] = {}
-    for index, (action, first, second, third) in enumerate(actions):
-        if action == "add":
-            new = request(f"r{index}", first, second, third)
-            if first <= loop.scheduler.blocks.capacity:
+    for index, action in enumerate(actions):
+        if isinstance(action, Request):
+            new = replace(action, id=f"r{index}")
+            if new.num_prompt_tokens <= loop.scheduler.blocks.capacity:
                 loop.add(new)
-                asked[new.id] = new
+                asked |= {name: new for name, sequence in loop.sequences.items() if sequence.id == new.id}
             else:
                 with pytest.raises(RequestError):
                     loop.add(new)
-        elif action == "step":
-            for _ in range(first):
+        elif action[0] == "step":
+            for _ in range(action[1]):
                 loop.step()
-        elif loop.sequences:
-            name = sorted(loop.sequences)[first % len(loop.sequences)]
-            loop.abort(name)
-            del asked[name]
+        elif live := sorted({sequence.id for sequence in loop.sequences.values()}):
+            gone = live[action[1] % len(live)]
+            loop.abort(gone)
+            asked = {name: new for name, new in asked.items() if new.id != gone or name in loop.ended}
     loop.run()
     assert loop.ended.keys() == asked.keys()
     room = loop.scheduler.blocks.capacity + 1
     for name, new in asked.items():
-        assert loop.ended[name] == min(new.max_tokens, room - len(new.prompt_token_ids))
+        assert loop.ended[name] == min(new.max_tokens[0], room - new.num_prompt_tokens)
     assert loop.scheduler.blocks.num_used == 0
     assert loop.scheduler.slots.num_free == slots
 

@@ -16,7 +16,9 @@ def waiting(*needs: int, priorities: tuple[int, ...] = ()) -> Line:
     line = Line()
     for arrival, need in enumerate(needs, start=1):
         priority = priorities[arrival - 1] if priorities else 1
-        line.add(Sequence(Request(str(need), (3,) * need, SamplingParams(), 0, 1, priority), arrival))
+        line.add(
+            Sequence(Request(str(need), ((3,) * need,), SamplingParams(), 0, (1,), priority), 0, arrival)
+        )
     return line
 
 
@@ -45,7 +47,7 @@ def test_where_all_fit_the_order_is_priority_then_arrival(policy: str) -> None:
 
 def test_best_fit_takes_the_earlier_of_two_alike() -> None:
     line = waiting(5, 7, 6)
-    line.add(Sequence(Request("late", (3,) * 7, SamplingParams(), 0, 1), 9))
+    line.add(Sequence(Request("late", ((3,) * 7,), SamplingParams(), 0, (1,)), 0, 9))
     assert admitted("best-fit", line, free_blocks=7) == ["7"]
 
 
@@ -62,7 +64,9 @@ def arrivals_admitted_before(
     allocator, line = SlotAllocator(slots, policy), Line()
     line.add(large)
     for count in range(1000):
-        line.add(Sequence(Request(f"s{count}", (3,), SamplingParams(), 0, 1, small_priority), 100 + count))
+        line.add(
+            Sequence(Request(f"s{count}", ((3,),), SamplingParams(), 0, (1,), small_priority), 0, 100 + count)
+        )
         for free in (free_blocks, 12):  # all the room there is, once nobody else runs
             chosen = allocator.admit(line, lambda s: s.num_tokens, free)
             if chosen is large:
@@ -75,13 +79,13 @@ def arrivals_admitted_before(
 
 @pytest.mark.parametrize("policy", ["first-fit", "best-fit"])
 def test_the_large_is_passed_by_no_more_than_patience(policy: str) -> None:
-    large = Sequence(Request("large", (3,) * 10, SamplingParams(), 0, 1), 1)
+    large = Sequence(Request("large", ((3,) * 10,), SamplingParams(), 0, (1,)), 0, 1)
     assert arrivals_admitted_before(policy, large, small_priority=1, free_blocks=5) == 4
 
 
 @pytest.mark.parametrize("policy", ["first-fit", "best-fit"])
 def test_a_low_priority_is_not_starved_by_a_stream_of_high_ones(policy: str) -> None:
-    low = Sequence(Request("low", (3,), SamplingParams(), 0, 1, 2), 1)
+    low = Sequence(Request("low", ((3,),), SamplingParams(), 0, (1,), 2), 0, 1)
     assert arrivals_admitted_before(policy, low, small_priority=0, free_blocks=12) <= 4
 
 
