@@ -31,8 +31,8 @@ class Prompts:
         """Token ids of each prompt of the job; a chat is one prompt. Any may be empty.
 
         Raises:
-            RequestError: a text is not Unicode, the model has no chat template, or its template refuses
-                the messages.
+            RequestError: a text is not Unicode, the model has no chat template, its template refuses the
+                messages, or its tokenizer cannot split special tokens.
         """
         if job.messages is not None:
             return [self._chat(job)]
@@ -81,6 +81,8 @@ class Prompts:
     def _text(self, text: str, job: Job, field: str) -> list[int]:
         check_unicode(text, field)
         with self._lock:
+            if job.split_special_tokens:
+                self._special.check_text(text)
             ids: list[int] = self._tokenizer.encode(
                 text,
                 add_special_tokens=job.add_special_tokens,

@@ -43,6 +43,7 @@ class SpecialText:
         self._special = {
             token.content: token for token in tokenizer.added_tokens_decoder.values() if token.special
         }
+        self._special_ids = frozenset(map(tokenizer.convert_tokens_to_ids, self._special))
         longest_first = sorted(self._special, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._own: _OwnTokens | None = None
@@ -73,7 +74,7 @@ class SpecialText:
         """Token ids of a chat that was rendered from hidden texts.
 
         Raises:
-            RequestError: the tokenizer is one in Python, which cannot tell the two apart.
+            RequestError: the tokenizer cannot do it.
         """
         if self._own is None:
             self._own = _OwnTokens(self._tokenizer, list(self._special.values()))
@@ -81,7 +82,26 @@ class SpecialText:
         # In one pass: a name may hold a character that is a mark elsewhere.
         swap = own.names | {mark: special for special, mark in marks.items()}
         either = re.compile("|".join([self._pattern.pattern, *marks.values()]))
-        return own.encode(either.sub(lambda match: swap[match[0]], rendered))
+        ids = own.encode(either.sub(lambda match: swap[match[0]], rendered))
+        self._check_plain(ids)
+        return [own.ids.get(token_id, token_id) for token_id in ids]
+
+    def check_text(self, text: str) -> None:
+        """Refuse a text whose special texts this tokenizer cannot read as plain text.
+
+        Raises:
+            RequestError: it makes a special token of them all the same.
+        """
+        if self._pattern.search(text):
+            self._check_plain(
+                self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            )
+
+    def _check_plain(self, token_ids: list[int]) -> None:
+        """A model of unigrams finds `</s>` in its vocabulary when it is not taken out of the text before."""
+        for token_id in token_ids:
+            if token_id in self._special_ids:
+                raise _cannot(f"{self._tokenizer.convert_ids_to_tokens(token_id)!r}")
 
 
 class _OwnTokens:
@@ -92,10 +112,7 @@ class _OwnTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, special: list[AddedToken]) -> None:
         if not tokenizer.is_fast:
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST,
-                "split_special_tokens: this model's tokenizer cannot read special tokens in a chat as text",
-            )
+            raise _cannot("special tokens in a chat")  # those in Python split at all added tokens or at none
         secret = "".join(chr(PRIVATE + secrets.randbelow(PRIVATE_SIZE)) for _ in range(8))
         self.names = {token.content: secret + chr(PRIVATE + index) for index, token in enumerate(special)}
         self._copy = copy.deepcopy(tokenizer)
@@ -112,11 +129,19 @@ class _OwnTokens:
             ]
         )
         convert = self._copy.convert_tokens_to_ids
-        self._ids = {convert(name): convert(text) for text, name in self.names.items()}
+        self.ids = {convert(name): convert(text) for text, name in self.names.items()}
 
     def encode(self, text: str) -> list[int]:
+        """Ids of a text; where it holds names, they are keys of `ids`."""
         ids: list[int] = self._copy.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return [self._ids.get(token_id, token_id) for token_id in ids]
+        return ids
+
+
+def _cannot(what: str) -> RequestError:
+    return RequestError(
+        ErrorCode.INVALID_REQUEST,
+        f"split_special_tokens: this model's tokenizer cannot read {what} as plain text",
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:
