@@ -1,0 +1,219 @@
+"""Which token is drawn from given logits, and what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engine.sampling import Draw, draw, sample
+from protocol import SamplingParams
+from tests.engine.doubles import case, tiny, tiny_references
+from tests.engine.sampling.reference import generate, kept
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draws(count: int, **params: Any) -> list[Draw]:
+    """Rows that differ in their seed alone."""
+    return [Draw(SamplingParams(**params), seed, 0, 0) for seed in range(count)]
+
+
+def drawn(logits: torch.Tensor, rows: list[Draw]) -> list[int]:
+    sampled = sample(logits, rows)
+    assert sampled.problems == [None] * len(rows)
+    return sampled.token_ids
+
+
+def at_places(logits: torch.Tensor, params: SamplingParams, places: Sequence[float]) -> list[int]:
+    """The tokens at given places of the distribution that one row of logits has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.sampling.draw.uniform", lambda seeds, *_: np.array([places[s] for s in seeds]))
+        rows = [Draw(params, place, 0, 0) for place in range(len(places))]
+        return drawn(logits.expand(len(places), -1), rows)
+
+
+def chi_square(observed: list[int], probabilities: torch.Tensor) -> tuple[float, float]:
+    """Pearson's statistic, and the value that a right sampler exceeds once in about 30,000 runs (Wilson-Hilferty)."""
+    possible = probabilities > 0
+    counts = torch.bincount(torch.tensor(observed), minlength=len(probabilities)).double()
+    assert counts[~possible].sum() == 0
+    counts, expected = counts[possible], probabilities[possible] * len(observed)
+    freedom = len(expected) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 4.0 * (2 / (9 * freedom)) ** 0.5) ** 3
+    return float(((counts - expected) ** 2 / expected).sum()), limit
+
+
+@st.composite
+def filtered(draw_from: st.DrawFn) -> tuple[torch.Tensor, SamplingParams]:
+    """A row of logits, with ties and impossible ids or without, and any mix of filters."""
+    size = draw_from(st.sampled_from([1, 2, 5, 63, 64, 65, 100, 128, 200, 333]))
+    noise = torch.Generator().manual_seed(draw_from(st.integers(0, 2**32)))
+    logits = torch.randn(size, generator=noise) * draw_from(st.sampled_from([0.5, 2.0, 6.0]))
+    if draw_from(st.booleans()):
+        logits = logits.round()
+    logits[torch.rand(size, generator=noise) < draw_from(st.sampled_from([0.0, 0.0, 0.4]))] = -torch.inf
+    assume(bool(logits.isfinite().any()))
+    params = SamplingParams(
+        temperature=draw_from(st.sampled_from([0.3, 1.0, 2.5])),
+        top_k=draw_from(st.one_of(st.sampled_from([-1, 0, 1]), st.integers(1, 400))),
+        top_p=draw_from(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))),
+        min_p=draw_from(st.one_of(st.just(0.0), st.floats(0, 1))),
+    )
+    return logits.to(draw_from(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))), params
+
+
+@settings(max_examples=120, deadline=None)
+@given(filtered(), st.sampled_from([draw.CUTS, (3, 20), (40,), ()]))
+def test_exactly_what_the_filters_leave_can_be_drawn(
+    row: tuple[torch.Tensor, SamplingParams], cuts: tuple[int, ...]
+) -> None:
+    """Each kept token lies at its place of the cdf, and the last one goes on to its end: so nothing else is kept."""
+    logits, params = row
+    expected, nearest = kept(logits.float().tolist(), params)
+    assume(nearest > 1e-5)
+    by_id = params.top_k <= 0 and params.top_p == 1 and params.min_p == 0
+    order = sorted(expected) if by_id else list(expected)
+    shares = np.array([expected[token_id] for token_id in order])
+    ends = shares.cumsum()
+    wide = [place for place, share in enumerate(shares) if share > 1e-5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draw, "CUTS", cuts)
+        middles = [float(ends[place] - shares[place] / 2) for place in wide]
+        seen = at_places(logits, params, [*middles, 0.0, 1 - 2**-53])
+    assert seen[:-2] == [order[place] for place in wide]
+    assert seen[-2] == next(token_id for token_id in order if expected[token_id] > 0)
+    assert expected[seen[-1]] == expected[order[-1]] or shares[order.index(seen[-1]) + 1 :].sum() < 1e-5
+
+
+@pytest.mark.parametrize("row", case("B03")["rows"], ids=lambda row: str(row["p"]))
+def test_edges_of_top_k_top_p_and_min_p(row: dict[str, Any]) -> None:
+    logits = torch.tensor(case("B03")["probs"]).log().expand(2000, -1)
+    assert sorted(set(drawn(logits, draws(2000, **row["p"])))) == row["support"]
+
+
+@pytest.mark.parametrize("invalid", case("B03")["invalid"], ids=str)
+def test_values_outside_the_edges_are_refused(invalid: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        SamplingParams(**invalid)
+
+
+@pytest.mark.parametrize(("vocab", "cuts"), [(512, draw.CUTS), (1000, (32, 128))])
+@pytest.mark.parametrize(
+    "params", [{}, {"top_p": 0.7}, {"top_k": 300, "top_p": 0.9}, {"temperature": 2.5, "min_p": 0.01}], ids=str
+)
+def test_draws_follow_the_distribution(
+    vocab: int, cuts: tuple[int, ...], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draw, "CUTS", cuts)
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * 2
+    expected, _ = kept(logits.tolist(), SamplingParams(**params))
+    rows = [Draw(SamplingParams(**params), seed, 0, seed % 7) for seed in range(1600)]
+    seen = drawn(logits.expand(1600, -1), rows)
+    # Grouped so that each of 20 groups is expected often enough for the statistic.
+    shares = torch.tensor(list(expected.values()))
+    groups = (shares.cumsum(-1) * 20).long().clamp(max=19)
+    group = dict(zip(expected, groups.tolist(), strict=True))
+    mass = torch.zeros(20, dtype=torch.double).index_add_(0, groups, shares.double())
+    statistic, limit = chi_square([group[token_id] for token_id in seen], mass)
+    assert statistic < limit
+
+
+def test_a_row_draws_the_same_in_any_batch_and_at_any_place() -> None:
+    logits = torch.randn(64, 5000, generator=torch.Generator().manual_seed(2)) * 3
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.9},
+        {"temperature": 0.0},
+        {"top_k": 2000, "top_p": 0.99},
+        {"min_p": 0.02},
+    ]
+    rows = [Draw(SamplingParams(**kinds[i % 6]), i, i % 3, i % 11) for i in range(64)]
+    together = drawn(logits, rows)
+    assert [drawn(logits[i : i + 1], rows[i : i + 1])[0] for i in range(64)] == together
+    backwards = list(range(63, -1, -1))
+    assert drawn(logits[backwards], [rows[i] for i in backwards]) == together[::-1]
+
+
+def test_the_cuts_and_the_full_sort_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(200, 4096, generator=torch.Generator().manual_seed(3)) * 4
+    logits = logits.round(decimals=1)  # with many ties
+    filters = [(0, 0.5, 0.0), (50, 0.9, 0.0), (64, 1.0, 0.001), (65, 0.999, 0.0), (1000, 1.0, 0.0)]
+    rows = [
+        Draw(SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p), seed, 0, 0)
+        for seed in range(40)
+        for top_k, top_p, min_p in filters
+    ]
+    fast = drawn(logits, rows)
+    monkeypatch.setattr(draw, "CUTS", ())
+    assert drawn(logits, rows) == fast
+
+
+def test_ties_go_to_the_smaller_id() -> None:
+    logits = torch.zeros(300, 1024)
+    assert set(drawn(logits, draws(300, temperature=0.0))) == {0}
+    assert set(drawn(logits, draws(300, top_k=3))) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_tiny_temperatures_give_the_greedy_ids_beside_a_random_row(dtype: torch.dtype, scale: float) -> None:
+    given = case("B02")
+    params = [
+        SamplingParams(temperature=float(temperature), seed=given["params"]["seed"])
+        for temperature in [*given["temperatures"], 1.0]
+    ]
+
+    def logits(sequences: list[list[int]]) -> torch.Tensor:
+        return (tiny()(sequences) * scale).to(dtype)
+
+    rows = generate(logits, [given["prompt_ids"]] * 6, params, steps=8)
+    (greedy,) = (
+        ref["greedy_40"][:8] for ref in tiny_references() if ref["prompt_ids"] == given["prompt_ids"]
+    )
+    assert [row.token_ids for row in rows[:5]] == [greedy] * 5
+    assert generate(logits, [given["prompt_ids"]], params[5:], steps=8) == rows[5:]
+
+
+@pytest.mark.parametrize("vocab", [512, 500])
+@pytest.mark.parametrize("temperature", [0, 1e-300, 1e-12, 1e-4])
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.5}], ids=str)
+def test_tiny_temperatures_are_greedy(temperature: float, filters: dict[str, Any], vocab: int) -> None:
+    for scale, dtype in [(1.0, torch.float32), (100.0, torch.float16), (1e36, torch.float32)]:
+        logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(4)) * scale
+        logits[:, 7] = logits.amax(-1) + 0.05 * scale
+        assert drawn(logits.to(dtype), draws(8, temperature=float(temperature), **filters)) == [7] * 8
+
+
+def test_a_huge_temperature_levels_all_but_what_is_impossible() -> None:
+    logits = torch.randn(1500, 4) * 10
+    logits[:, 2] = -torch.inf
+    assert set(drawn(logits, draws(1500, temperature=1e300))) == {0, 1, 3}
+
+
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf"), -0.1])
+def test_impossible_temperatures_are_refused(temperature: float) -> None:
+    with pytest.raises(ValidationError):
+        SamplingParams(temperature=temperature)
+
+
+def test_masked_tokens_are_never_drawn() -> None:
+    logits = torch.full((2000, 700), -torch.inf)
+    logits[:, [5, 333, 699]] = 0.0
+    for params in ({}, {"top_p": 0.999}, {"top_k": 100}, {"min_p": 1e-9}):
+        assert set(drawn(logits, draws(2000, **params))) == {5, 333, 699}
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = torch.randn(4, 300)
+    before = logits.clone()
+    for params in ({}, {"top_p": 0.9}, {"top_k": 7, "min_p": 0.1}):
+        sample(logits, draws(4, logprobs=3, **params))
+    assert torch.equal(logits, before)
