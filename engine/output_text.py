@@ -21,13 +21,10 @@ Where an output ends:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from engine.stop import StopStrings, stop_strings
+from engine.stop import Found, StopSearch
 from engine.text import Detokenizer, NoText
 from protocol import SamplingParams
-
-_SHOWN, _HIDDEN = "s", "h"
 
 
 class OutputText:
@@ -42,8 +39,7 @@ class OutputText:
         "_hidden_ids",
         "_num_tokens",
         "_params",
-        "_reading",
-        "_reading_all",
+        "_search",
         "_stream",
         "stopped",
     )
@@ -63,11 +59,9 @@ class OutputText:
         self._params = params
         self._stream = detokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         self._hidden_ids = detokenizer.special_ids if params.skip_special_tokens else frozenset[int]()
-        self._reading = _Reading(stop_strings(params.stop)) if params.stop else None
-        self._reading_all: _Reading | None = None
-        """Reads hidden tokens too, from the first one on."""
+        self._search = StopSearch(params.stop) if params.stop else None
         self._held = ""
-        """Final text that is not sent."""
+        """Final text that is not sent: it may belong to a stop string."""
         self._num_tokens = 0
         for token_id in token_ids:
             self.push(token_id)
@@ -75,14 +69,14 @@ class OutputText:
     def push(self, token_id: int) -> str:
         """Text that is now safe to send."""
         text = self._stream.push(token_id)
-        if self._reading is None:
+        search = self._search
+        if search is None:
             return text
         self._num_tokens += 1
         if token_id in self._hidden_ids:
-            self._reading_all = self._reading_all or self._reading.copy()
             hidden = self._detokenizer.token_text(token_id)
-            return self._release("", self._reading_all.read(hidden, _HIDDEN, self._counts))
-        return self._release(text, self._read(text)) if text else ""
+            return self._send(search, text, search.hide(hidden, self._stops_count))
+        return self._send(search, text, search.show(text, self._stops_count)) if text else ""
 
     def end(self, token_id: int) -> str:
         """The rest, with the token that ends the output (end of sequence, or a stop token id)."""
@@ -96,80 +90,24 @@ class OutputText:
         if self.stopped is not None:
             return ""
         text = self._stream.flush()
-        if self._reading is None:
+        if self._search is None:
             return text
-        sent = self._release(text, self._read(text))
+        sent = self._send(self._search, text, self._search.show(text, self._stops_count))
         held, self._held = self._held, ""
         return sent + held
 
     @property
-    def _counts(self) -> bool:
-        """Whether a stop string that is completed now counts."""
+    def _stops_count(self) -> bool:
         return self._num_tokens > self._params.min_tokens
 
-    @property
-    def _readings(self) -> list[_Reading]:
-        return [reading for reading in (self._reading, self._reading_all) if reading is not None]
-
-    def _read(self, text: str) -> _Found | None:
-        """The stop string in either reading that is completed first; of two at once, the one that begins first."""
-        found = [reading.read(text, _SHOWN, self._counts) for reading in self._readings]
-        return min(
-            filter(None, found), key=lambda one: (one.end, -one.num_shown, -len(one.stop)), default=None
-        )
-
-    def _release(self, text: str, found: _Found | None) -> str:
-        """What of the held-back and the new text can go out."""
+    def _send(self, search: StopSearch, text: str, found: Found | None) -> str:
+        """What can go out of the text held back and the text that followed."""
         if found is None:
             text = self._held + text
-            cut = len(text) - max(reading.num_shown for reading in self._readings)
+            cut = len(text) - search.num_held
             self._held = text[cut:]
             return text[:cut]
         text = self._held + text[: found.end]
         self._held = ""
         self.stopped = found.stop
         return text if self._params.include_stop_str_in_output else text[: len(text) - found.num_shown]
-
-
-class _Found(NamedTuple):
-    """A stop string that was completed in a reading."""
-
-    end: int
-    """Characters of the piece up to the end of it."""
-    num_shown: int
-    """How many of its characters are shown."""
-    stop: str
-
-
-class _Reading:
-    """A text as it has been read for stop strings so far, with the characters that it holds back."""
-
-    __slots__ = ("_marks", "_place", "_stops")
-
-    def __init__(self, stops: StopStrings, place: int = 0, marks: str = "") -> None:
-        self._stops = stops
-        self._place = place
-        self._marks = marks
-        """Which of the last characters are shown, for as many as can become part of a stop string."""
-
-    def copy(self) -> _Reading:
-        return _Reading(self._stops, self._place, self._marks)
-
-    @property
-    def num_shown(self) -> int:
-        """Shown characters that are to be held back."""
-        return self._marks.count(_SHOWN)
-
-    def read(self, text: str, mark: str, counts: bool) -> _Found | None:
-        """Read on, up to the first stop string that is completed, if they count."""
-        match = None
-        if counts:
-            self._place, match = self._stops.search(self._place, text)
-        else:
-            self._place = self._stops.skip(self._place, text)
-        if match is not None:
-            marks = self._marks + mark * match.end
-            return _Found(match.end, marks[-len(match.stop) :].count(_SHOWN), match.stop)
-        marks = self._marks + mark * len(text)
-        self._marks = marks[len(marks) - self._stops.held(self._place) :]
-        return None
