@@ -64,7 +64,7 @@ class Job(BaseModel):
     chat_template: Annotated[str, Field(min_length=1)] | None = None
     """A Jinja template instead of the model's own; it runs in a sandbox."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """More variables for the template."""
+    """More variables for the template; not the names in `RESERVED`."""
     add_generation_prompt: bool | None = None
     """Whether the template opens the assistant's turn. None: yes, unless `continue_final_message`."""
     continue_final_message: bool = False
@@ -86,8 +86,14 @@ class Job(BaseModel):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
-        if self.messages is None and (stray := sorted(CHAT_ONLY & self.model_fields_set)):
-            raise ValueError(f"{', '.join(stray)} go with messages")
+        given = [name for name in sorted(CHAT_ONLY) if getattr(self, name) != Job.model_fields[name].default]
+        if self.messages is None and given:
+            raise ValueError(f"{', '.join(given)} go with messages")
+        if taken := sorted(RESERVED & set(self.chat_template_kwargs or ())):
+            raise ValueError(
+                f"chat_template_kwargs: {', '.join(taken)} cannot be set there; a template gets its messages, tools "
+                "and add_generation_prompt from the fields of these names"
+            )
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("give one of add_generation_prompt and continue_final_message")
         if self.num_choices > MAX_CHOICES:
@@ -137,21 +143,47 @@ CHAT_ONLY = frozenset(
     {"tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
 )
 """Fields that say something of `messages` alone."""
+RESERVED = frozenset(
+    {"self", "conversation", "conversations", "messages", "tools", "chat_template", "add_generation_prompt"}
+    | {"continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""Arguments of what renders a chat (transformers' `apply_chat_template`), or other fields of a job."""
 
 
 def describe_validation(error: Any) -> str:
     """One line from a pydantic `ValidationError`: each field, what is wrong with it, and the value it had."""
-    return "; ".join(_describe(item) for item in error.errors(include_url=False, include_context=False))
+    faults: dict[tuple[str, ...], list[Any]] = {}
+    for item in error.errors(include_url=False, include_context=False):
+        faults.setdefault(_path(item["loc"]), []).append(item)
+    # A list with a wrong item is said to be too short as well, and a union says what else it would have taken.
+    wholes = {path[:length] for path in faults for length in range(1, len(path))}
+    lines = [_describe(".".join(path), items) for path, items in faults.items() if path not in wholes]
+    more = [f"and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
+    return "; ".join(lines[:MAX_FAULTS] + more)
 
 
-def _describe(item: Any) -> str:
-    path = [str(part) for part in item["loc"]]
-    if path[:1] == ["prompt"]:
-        del path[1:2]  # which of the four kinds it was read as
-    where = ".".join(path)
+MAX_FAULTS = 8
+"""Most faults told of one input: a prompt may be a list of 100,000 wrong ids."""
+_BRANCHES = frozenset({"str", "bool", "list[TextPart]", "dict[str,any]", "constrained-int"})
+"""What pydantic calls the sides of our unions in its paths; users know fields."""
+
+
+def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
+    path = [str(part) for part in loc if part not in _BRANCHES]
+    for union in ("prompt", "response_format"):
+        if union in path[:2]:
+            del path[path.index(union) + 1 : path.index(union) + 2]  # which of its kinds it was read as
+    return tuple(path)
+
+
+def _describe(where: str, items: list[Any]) -> str:
+    item = items[0]
     if item["type"] == "extra_forbidden":
         return f"{where}: no such parameter"
-    message = str(item["msg"]).removeprefix("Value error, ")
+    message = ", or ".join(str(item["msg"]) for item in items).removeprefix("Value error, ")
+    message = message.replace(", or Input should be", ", or")
+    message = message.replace("valid tuple", "valid list").replace("Tuple should", "List should")
     if item["type"] == "missing" or isinstance(item["input"], dict | list | tuple | BaseModel):
         return f"{where}: {message}" if where else message
     value = repr(item["input"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from engine import chat as chat_module
 from engine.prompts import Prompts
 from protocol import ErrorCode, Job, RequestError
+from protocol.job import RESERVED
 from tests.engine.doubles import case
 from tests.models import CHAT_TEMPLATE, FIXTURES, byte_tokenizer
 
@@ -228,6 +230,19 @@ def test_arguments_that_are_no_object_are_handed_on_as_they_came(smollm2: Any, a
 def test_fields_that_are_not_set_are_not_defined(smollm2: Any) -> None:
     template = "{{ messages[0].keys() | join(',') }}|{{ tools is none }}|{{ messages[0].name is defined }}"
     assert rendered(smollm2, messages=HI, chat_template=template) == "role,content|True|False"
+
+
+def test_variables_cannot_take_the_place_of_what_a_job_has_fields_for(smollm2: Any) -> None:
+    arguments = set(inspect.signature(smollm2.apply_chat_template).parameters) - {"kwargs", "documents"}
+    assert arguments <= RESERVED
+    for name in RESERVED:
+        with pytest.raises(pydantic.ValidationError, match=rf"chat_template_kwargs: {name} cannot be set"):
+            make(messages=HI, chat_template_kwargs={name: 1})
+    variables = {"documents": [{"title": "T", "text": "x"}], "bos_token": "B"}
+    template = "{{ documents[0].title }}{{ bos_token }}{{ eos_token }}"
+    assert rendered(smollm2, messages=HI, chat_template=template, chat_template_kwargs=variables) == (
+        "TB<|im_end|>"
+    )
 
 
 def test_the_last_message_is_gone_on_from(smollm2: Any) -> None:
