@@ -433,7 +433,7 @@ CHARACTERS = st.characters(
     exclude_categories=["Cs", "Cc"]
 )  # SmolLM2 has no token for some control characters
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(CHARACTERS, max_size=4), max_size=8).map("".join)
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=40, deadline=None)
 
 
 @QUICK
