@@ -1,0 +1,125 @@
+"""Bodies of OpenAI's batch files: what is read, what changes nothing, what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from producer.bulk import openai
+from producer.bulk.intake import ask
+from producer.bulk.lines import BadRow, Line
+from producer.bulk.requests import Requests
+from protocol import Job
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+TEXT = {"prompt": "Hi"}
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def line(body: dict[str, Any], url: str | None = None, **defaults: Any) -> Job | BadRow:
+    raw = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body}).encode()
+    found = ask(Line(1, raw), Requests("run", defaults, None))
+    return found if isinstance(found, BadRow) else found.job
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "limit"),
+    [
+        ("/v1/chat/completions", CHAT, None),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": None}, None),
+        ("/v1/completions", TEXT, 16),
+        ("https://api.openai.com/v1/completions/", TEXT, 16),
+        ("/v1/completions", {**TEXT, "max_tokens": None}, None),
+        ("/v1/completions", {**TEXT, "max_tokens": 100_000}, 100_000),
+        ("/v1/completions", {**TEXT, "max_completion_tokens": 7, "max_tokens": 20}, 7),
+        ("/v1/completions", {**TEXT, "max_completion_tokens": 7}, 7),
+        (None, TEXT, None),
+    ],
+)
+def test_how_many_tokens_an_endpoint_means(url: str | None, body: dict[str, Any], limit: int | None) -> None:
+    job = line(body, url)
+    assert isinstance(job, Job), job.message
+    assert job.params.token_limit == limit
+
+
+def test_the_number_of_the_command_beats_the_endpoints() -> None:
+    job = line(TEXT, "/v1/completions", max_completion_tokens=99)
+    assert isinstance(job, Job)
+    assert job.params.token_limit == 99
+    plain = ask(Line(1, b'{"prompt": "x"}'), Requests("run", {}, None))
+    assert not isinstance(plain, BadRow)
+    assert plain.job.params.token_limit is None
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1, True, "16"])
+def test_a_number_that_is_none_fails_alone(max_tokens: Any) -> None:
+    bad = line({**TEXT, "max_tokens": max_tokens}, "/v1/completions")
+    assert isinstance(bad, BadRow)
+    assert bad.message.startswith("max_tokens: give a whole number, 1 or more")
+
+
+def test_what_changes_nothing_is_accepted() -> None:
+    idle = {name: {"any": ["thing"]} for name in openai.IDLE}
+    plain = {name: values[0] for name, values in openai.ONLY.items()}
+    job = line({**CHAT, "model": "gpt-4o", **idle, **plain, "logprobs": False, "n": 1, "temperature": 1})
+    bare = line({**CHAT, "logprobs": False, "n": 1, "temperature": 1})
+    assert isinstance(job, Job)
+    assert isinstance(bare, Job)
+    same = {"id": "x", "params": job.params.model_copy(update={"seed": 0})}
+    assert job.model_copy(update=same) == bare.model_copy(update=same)
+    nulls = dict.fromkeys([*openai.ONLY, "audio", "functions", "reasoning_effort", "web_search_options"])
+    assert isinstance(line({**CHAT, **nulls}), Job)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("echo", True),
+        ("best_of", 3),
+        ("best_of", 1.0),
+        ("suffix", "the end"),
+        ("stream", True),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "alloy", "format": "wav"}),
+        ("parallel_tool_calls", False),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+        ("functions", TOOLS),
+        ("function_call", "auto"),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("web_search_options", {}),
+        ("guided_json", {}),
+        ("use_beam_search", True),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(field: str, value: Any) -> None:
+    bad = line({**CHAT, field: value})
+    assert isinstance(bad, BadRow)
+    assert bad.message.startswith(f"not supported: body.{field}")
+
+
+def test_tools_that_may_not_be_called_are_left_out() -> None:
+    for choice, kept in [("auto", TOOLS), ("none", None), (None, TOOLS)]:
+        job = line({**CHAT, "tools": TOOLS, "tool_choice": choice})
+        assert isinstance(job, Job)
+        assert job.tools == kept
+
+
+def test_a_reply_of_the_api_is_a_turn() -> None:
+    reply = {"role": "assistant", "content": "Hello", "refusal": None, "audio": None, "function_call": None}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": {"name": "add"}}]}
+    job = line({"messages": [*CHAT["messages"], reply, call]})
+    assert isinstance(job, Job), job.message
+    assert job.messages is not None
+    assert [turn.content for turn in job.messages] == ["Hi", "Hello", None]
+    bad = line({"messages": [{**reply, "refusal": "no"}]})
+    assert isinstance(bad, BadRow)
+    assert "refusal" in bad.message
+
+
+def test_columns_of_a_plain_row_are_its_own() -> None:
+    raw = json.dumps({**TEXT, "stream": True, "echo": 3, "user": "u", "tool_choice": "required"}).encode()
+    assert not isinstance(ask(Line(1, raw), Requests("run", {}, None)), BadRow)
