@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from engine.interface import Delta
-from protocol import ErrorCode, RequestError
+from protocol import ErrorCode, Job, RequestError, SamplingParams
 from tests.engine.doubles import (
     VOCAB,
     Logits,
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXT_ROWS = [
     pytest.param(row, id=f"{name}-{i}")
-    for name in ("A01", "A03", "A11")
+    for name in ("A01", "A03", "A05", "A06", "A08", "A10", "A11")
     for i, row in enumerate(case(name)["rows"])
 ]
 
@@ -57,6 +58,61 @@ def test_text_of_a_scripted_model(row: dict[str, Any], smollm2: Any) -> None:
         expect["finish_reason"],
         expect["stop_reason"],
     )
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("row", case("A12")["rows"], ids=str)
+def test_stop_strings_at_the_border_of_the_prompt(row: dict[str, Any], smollm2: Any) -> None:
+    vocab = len(smollm2)
+    prompt = smollm2.encode(row["prompt"])
+
+    def logits(sequences: list[list[int]]) -> torch.Tensor:
+        out = torch.zeros(len(sequences), vocab)
+        for at, tokens in enumerate(sequences):
+            out[at, row["script_ids"][len(tokens) - len(prompt)]] = 10.0
+        return out
+
+    engine = make_engine(PagedDouble(logits, vocab), smollm2)
+    if "error" in row["expect"]:
+        with pytest.raises(ValidationError, match="stop"):
+            request("r", prompt, 9, ignore_eos=False, **row["params"])
+        return
+    deltas = run(engine, [request("r", prompt, 9, ignore_eos=False, **row["params"])])["r"]
+    assert "".join(delta.text for delta in deltas) == row["expect"]["text"]
+    assert deltas[-1].stop_reason == row["expect"].get("stop_reason")
+
+
+@pytest.mark.model
+def test_no_end_of_sequence_before_min_tokens(smollm2: Any) -> None:
+    vocab = len(smollm2)
+    (row,) = [row for row in case("B09")["rows"] if "logits_note" in row]
+
+    def logits(sequences: list[list[int]]) -> torch.Tensor:
+        out = torch.zeros(len(sequences), vocab)
+        out[:, [0, 2, 665, 26843]] = torch.tensor([10.0, 9.5, 9.0, 8.0])
+        return out
+
+    engine = make_engine(PagedDouble(logits, vocab), smollm2, eos=(0, 2))
+    deltas = run(engine, [request("r", [5], ignore_eos=False, **row["params"])])["r"]
+    assert "".join(delta.text for delta in deltas) == row["text"]
+    assert (deltas[-1].finish_reason, len(token_ids(deltas))) == (row["finish"], row["n"])
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in case("B08")["rows"] if isinstance(row["expect"], int)], ids=str
+)
+def test_max_tokens(row: dict[str, Any]) -> None:
+    """The rows without a number are a chat's; what a completions body makes of none is the producer's."""
+    asked = {name: value for name, value in row.items() if name.startswith("max") and isinstance(value, int)}
+    if row["expect"] == 16:
+        asked = {"max_tokens": 16}
+    given = case("B08")
+    engine = make_engine(PagedDouble(hashed, max_model_len=given["max_model_len"]))
+    job = Job(
+        id="j", prompt=given["prompt_ids"], params=SamplingParams(temperature=0, ignore_eos=True, **asked)
+    )
+    (result,) = engine.generate([job])
+    assert (len(result.choices[0].token_ids), result.choices[0].finish_reason) == (row["expect"], "length")
 
 
 @pytest.mark.model
