@@ -6,6 +6,7 @@ sampling parameters may stand beside them, as with vLLM's server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +56,7 @@ def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
         if name not in ONLY:
             raise _invalid(f"not supported: body.{name}")
         if not any(type(value) is type(one) and value == one for one in ONLY[name]):
-            allowed = " or ".join(map(repr, ONLY[name]))
+            allowed = " or ".join(map(json.dumps, ONLY[name]))
             raise _invalid(f"not supported: body.{name} other than {allowed}")
     fields = {name: body[name] for name in READ & body.keys()}
     if body.get("tool_choice") == "none":
