@@ -4,6 +4,8 @@
     dry-run:words    streams the words of that text, one a step; whitespace is kept, so joined they are the prompt
 
 Options follow as in a URL, `dry-run:words?delay=50ms&slots=8`; see `OPTIONS`. A token id is the number of the word.
+Every choice of a prompt has the same answer. Of the sampling parameters only `max_tokens` and `n` count: nothing is
+drawn, no stop string is looked for, no log-probability is told.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from engine.interface import Delta, EngineStats, Request
+from engine.interface import Delta, EngineStats, Request, Written
 from engine.requests import check_model, resolve_max_tokens
 from protocol import PRIORITIES, ErrorCode, Fingerprint, Job, ModelUnavailable, RequestError
 
@@ -36,10 +38,10 @@ _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+\Z")
 
 @dataclass(frozen=True, slots=True)
 class DryRequest(Request):
-    """A request that carries its answer."""
+    """A request that carries its answers."""
 
-    answer: tuple[str, ...] = ()
-    """One piece of text a token."""
+    answers: tuple[tuple[str, ...], ...] = ()
+    """One a prompt: one piece of text a token."""
     fails: bool = False
     crashes: bool = False
 
@@ -115,14 +117,36 @@ def _count(text: str) -> int:
 
 
 @dataclass(slots=True)
+class _Choice:
+    """A choice that has not ended."""
+
+    index: int
+    answer: tuple[str, ...]
+    length: int
+    """How many of the answer's pieces it may have."""
+    done: int
+    """How many are out."""
+
+
+@dataclass(slots=True)
 class _Running:
     request: DryRequest
-    done: int
-    """Pieces of the answer that are out."""
+    choices: list[_Choice]
+
+
+def _choices_left(request: DryRequest) -> list[_Choice]:
+    written = request.written or (Written(),) * request.num_choices
+    choices = []
+    for index, so_far in enumerate(written):
+        if not so_far.ended:
+            prompt = index // request.params.n
+            length, done = request.max_tokens[prompt], len(so_far.token_ids)
+            choices.append(_Choice(index, request.answers[prompt], length, done))
+    return choices
 
 
 class DryRunEngine:
-    """Implements `engine.interface.EngineCore` with no model: one piece of every running answer a step."""
+    """Implements `engine.interface.EngineCore` with no model: one piece of every choice that runs a step."""
 
     def __init__(self, kind: str, options: Options) -> None:
         self._kind = kind
@@ -147,19 +171,21 @@ class DryRunEngine:
             RequestError: empty, too long, or for another model.
         """
         check_model(job, self._fingerprint.name)
-        text = _text(job)
-        num_words = len(text.split()) or int(bool(text))  # whitespace alone counts as one
-        options = self._options
+        texts = _texts(job)
+        answers = [tuple(_WORDS.findall(text)) if self._kind == "words" else (text,) for text in texts]
+        counts = [len(text.split()) or int(bool(text)) for text in texts]  # whitespace alone counts as one
+        limit, options = job.params.token_limit, self._options
+        limits = [resolve_max_tokens(count, limit, options.max_len) for count in counts]
         return DryRequest(
             id=job.id,
-            prompt_token_ids=tuple(range(num_words)),
+            prompts=tuple(tuple(range(count)) for count in counts),
             params=job.params,
             seed=job.seed,
-            max_tokens=resolve_max_tokens(num_words, job.params.max_tokens, options.max_len),
+            max_tokens=tuple(map(min, limits, map(len, answers))),
             priority=PRIORITIES.index(job.priority),
-            answer=tuple(_WORDS.findall(text)) if self._kind == "words" else (text,),
+            answers=tuple(answers),
             fails=options.fail > 0 and _fraction(job.id) < options.fail,
-            crashes=options.crash != "" and options.crash in text,
+            crashes=options.crash != "" and any(options.crash in text for text in texts),
         )
 
     def add(self, request: Request) -> None:
@@ -185,17 +211,18 @@ class DryRunEngine:
         return bool(self._running) or any(self._waiting)
 
     def step(self) -> list[Delta]:
-        """Admit what there is room for and give one piece of every running answer."""
+        """Admit what there is room for and give one piece of every choice that runs."""
         if not self.has_work():
             return []
         self._admit()
         if self._options.delay:
             time.sleep(self._options.delay)  # in place of a forward pass
         self._steps += 1
-        deltas = [self._advance(running) for running in self._running.values()]
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                del self._running[delta.request_id]
+        deltas: list[Delta] = []
+        for running in list(self._running.values()):
+            self._advance(running, deltas)
+            if deltas[-1].last:
+                del self._running[running.request.id]
         return deltas
 
     def stats(self) -> EngineStats:
@@ -207,6 +234,7 @@ class DryRunEngine:
             kv_blocks_total=0,
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=0,
             output_tokens=self._output_tokens,
             preemptions=0,
         )
@@ -215,38 +243,51 @@ class DryRunEngine:
         for line in self._waiting:
             while line and len(self._running) < self._options.slots:
                 _, request = line.popitem(last=False)
-                self._running[request.id] = _Running(request, len(request.output_token_ids))
-                self._prompt_tokens += len(request.prompt_token_ids)
+                self._running[request.id] = _Running(request, _choices_left(request))
+                self._prompt_tokens += request.num_prompt_tokens
 
-    def _advance(self, running: _Running) -> Delta:
+    def _advance(self, running: _Running, deltas: list[Delta]) -> None:
         request = running.request
         if request.crashes:
             os._exit(137)
-        if self._options.fail and _fraction(request.id) < self._options.fail:
+        if request.fails:
             error = RequestError(
                 ErrorCode.ENGINE_ERROR, f"dry run: this job is among the {self._options.fail:g}"
             )
-            return Delta(request.id, [], "", finish_reason="error", error=error)
-        delta = Delta(request.id, [], "")
-        if running.done < min(len(request.answer), request.max_tokens):
-            delta.token_ids = [running.done]
-            delta.text = request.answer[running.done]
-            running.done += 1
+            deltas.append(Delta(request.id, [], "", finish_reason="error", error=error, last=True))
+        elif not running.choices:  # all had ended before, and only the request's own end was lost
+            deltas.append(Delta(request.id, [], "", last=True))
+        else:
+            ended = 0
+            for choice in running.choices:
+                delta = self._next_piece(request.id, choice)
+                ended += delta.finish_reason is not None
+                deltas.append(delta)
+            if ended:
+                delta.last = ended == len(running.choices)
+                running.choices = [choice for choice in running.choices if choice.done < choice.length]
+
+    def _next_piece(self, request_id: str, choice: _Choice) -> Delta:
+        delta = Delta(request_id, [], "", choice.index)
+        if choice.done < choice.length:
+            delta.token_ids = [choice.done]
+            delta.text = choice.answer[choice.done]
+            choice.done += 1
             self._output_tokens += 1
-        if running.done >= len(request.answer):
-            delta.finish_reason = "stop"
-        elif running.done >= request.max_tokens:
-            delta.finish_reason = "length"
+        if choice.done >= choice.length:
+            delta.finish_reason = "stop" if choice.length == len(choice.answer) else "length"
         return delta
 
 
-def _text(job: Job) -> str:
+def _texts(job: Job) -> list[str]:
+    """What each prompt is answered with."""
     if job.messages is not None:
-        asked = [message.content for message in job.messages if message.role == "user"]
-        return asked[-1] if asked else job.messages[-1].content
-    if isinstance(job.prompt, str):
-        return job.prompt
-    return " ".join(str(token_id) for token_id in job.prompt or ())
+        asked = [message for message in job.messages if message.role == "user"]
+        return [(asked or job.messages)[-1].text]
+    return [
+        prompt if isinstance(prompt, str) else " ".join(str(token_id) for token_id in prompt)
+        for prompt in job.prompts
+    ]
 
 
 def _fraction(job_id: str) -> float:

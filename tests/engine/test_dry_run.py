@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 from engine.bulk import generate
 from engine.dry_run import OPTIONS, DryRunEngine, is_dry_run, open_dry_run
-from engine.interface import Delta, EngineCore
-from protocol import ErrorCode, Job, Message, ModelUnavailable, RequestError, SamplingParams
+from engine.interface import Delta, EngineCore, Written
+from protocol import ErrorCode, Job, Message, ModelUnavailable, RequestError, SamplingParams, TextPart
 
 
 def run(engine: DryRunEngine, *jobs: Job) -> dict[str, list[Delta]]:
@@ -52,6 +53,23 @@ def test_a_chat_is_answered_with_its_last_user_message() -> None:
     assert run(open_dry_run("dry-run:echo"), chat)["j"][0].text == "last"
 
 
+@pytest.mark.parametrize(
+    "content", [[TextPart(type="text", text="a "), TextPart(type="text", text="b")], "a b"]
+)
+def test_the_parts_of_a_message_are_joined(content: str | list[TextPart]) -> None:
+    chat = Job(id="j", messages=[Message(role="user", content=content)])
+    assert run(open_dry_run("dry-run:echo"), chat)["j"][0].text == "a b"
+
+
+def test_a_chat_in_which_no_user_speaks_is_answered_with_its_last_turn() -> None:
+    calls = [{"id": "1", "function": {"name": "f"}}]
+    turns = [
+        Message(role="assistant", tool_calls=calls),
+        Message(role="tool", content="found", tool_call_id="1"),
+    ]
+    assert run(open_dry_run("dry-run:echo"), Job(id="j", messages=turns))["j"][0].text == "found"
+
+
 def test_token_ids_are_answered_as_numbers() -> None:
     (result,) = generate(open_dry_run("dry-run:words"), [[5, 6, 7]])
     assert (result.text, result.choices[0].token_ids) == ("5 6 7", [0, 1, 2])
@@ -75,18 +93,69 @@ def test_max_tokens_cuts_the_words(max_tokens: int, reason: str) -> None:
     assert (len(deltas), deltas[-1].finish_reason) == (min(max_tokens, 4), reason)
 
 
-@pytest.mark.parametrize("done", range(5))
-def test_a_resumed_request_goes_on_after_what_is_logged(done: int) -> None:
+def by_choice(deltas: list[Delta]) -> dict[int, tuple[str, list[int], list[str | None]]]:
+    """Text, ids and the finish reasons of each choice."""
+    texts: dict[int, str] = defaultdict(str)
+    ids: dict[int, list[int]] = defaultdict(list)
+    reasons: dict[int, list[str | None]] = defaultdict(list)
+    for delta in deltas:
+        texts[delta.choice] += delta.text
+        ids[delta.choice] += delta.token_ids
+        reasons[delta.choice].append(delta.finish_reason)
+    return {choice: (texts[choice], ids[choice], reasons[choice]) for choice in sorted(texts)}
+
+
+def test_every_choice_answers_its_own_prompt() -> None:
+    job = Job(id="j", prompt=["a b", "c", "d e f g"], params=SamplingParams(n=2, max_completion_tokens=3))
+    deltas = run(open_dry_run("dry-run:words"), job)["j"]
+    assert by_choice(deltas) == {
+        0: ("a b", [0, 1], [None, "stop"]),
+        1: ("a b", [0, 1], [None, "stop"]),
+        2: ("c", [0], ["stop"]),
+        3: ("c", [0], ["stop"]),
+        4: ("d e f", [0, 1, 2], [None, None, "length"]),
+        5: ("d e f", [0, 1, 2], [None, None, "length"]),
+    }
+    assert [delta.last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_prompts_count_once_each_and_choices_all() -> None:
     engine = open_dry_run("dry-run:words")
-    request = engine.prepare(Job(id="j", prompt="to be or not"))
-    engine.add(replace(request, output_token_ids=tuple(range(done))))
+    run(engine, Job(id="j", prompt=["a b", "c"], params=SamplingParams(n=3)))
+    assert (engine.stats().prompt_tokens, engine.stats().output_tokens) == (3, 9)
+
+
+def resumed(*written: Written) -> list[Delta]:
+    """What is left to say of two choices of four words each."""
+    engine = open_dry_run("dry-run:words")
+    request = engine.prepare(Job(id="j", prompt="to be or not", params=SamplingParams(n=len(written))))
+    engine.add(replace(request, written=written))
     deltas = []
     while engine.has_work():
         deltas += engine.step()
-    assert (
-        "".join(delta.text for delta in deltas) == ["to be or not", " be or not", " or not", " not", ""][done]
-    )
+    assert [delta.last for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    return deltas
+
+
+@pytest.mark.parametrize("done", range(5))
+def test_a_resumed_request_goes_on_after_what_is_logged(done: int) -> None:
+    deltas = resumed(Written(tuple(range(done))))
+    rest = ["to be or not", " be or not", " or not", " not", ""][done]
+    assert "".join(delta.text for delta in deltas) == rest
     assert deltas[-1].finish_reason == "stop"
+
+
+def test_a_resumed_request_leaves_ended_choices_alone() -> None:
+    deltas = resumed(Written((0, 1, 2, 3), ended=True), Written(), Written((0, 1)))
+    assert by_choice(deltas) == {
+        1: ("to be or not", [0, 1, 2, 3], [None, None, None, "stop"]),
+        2: (" or not", [2, 3], [None, "stop"]),
+    }
+
+
+def test_a_resumed_request_whose_choices_have_all_ended_only_ends() -> None:
+    ended = Written((0, 1, 2, 3), ended=True)
+    assert resumed(ended, ended) == [Delta("j", [], "", last=True)]
 
 
 def test_slots_bound_what_runs_and_priorities_go_first() -> None:
@@ -112,6 +181,18 @@ def test_a_step_takes_the_delay() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("50ms", 0.05), ("1s", 1.0), ("0.25", 0.25), ("0", 0.0)])
 def test_delays_are_read(text: str, seconds: float) -> None:
     assert open_dry_run(f"dry-run:echo?delay={text}")._options.delay == pytest.approx(seconds)
+
+
+def test_what_fails_is_chosen_by_the_job_and_not_by_what_the_engine_calls_it() -> None:
+    engine = open_dry_run("dry-run:echo?fail=0.5")
+    for number in range(40):
+        request = engine.prepare(Job(id=f"j{number}", prompt="x"))
+        outcomes = set()
+        for attempt in range(1, 4):
+            engine.add(replace(request, id=f"{attempt}:{request.id}"))
+            (delta,) = engine.step()
+            outcomes.add(delta.error is not None)
+        assert len(outcomes) == 1
 
 
 def test_the_share_that_fails_is_chosen_by_the_id() -> None:
@@ -165,13 +246,15 @@ def test_prompts_are_checked_as_a_model_would() -> None:
     engine = open_dry_run("dry-run:echo?max_len=4")
     for fields, code in [
         ({"prompt": ""}, ErrorCode.INVALID_REQUEST),
+        ({"prompt": ["a", ""]}, ErrorCode.INVALID_REQUEST),
         ({"prompt": "a b c d"}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
+        ({"prompt": ["a", "a b c d"]}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
         ({"prompt": "a", "model": "other"}, ErrorCode.MODEL_NOT_FOUND),
     ]:
         with pytest.raises(RequestError) as refused:
             engine.prepare(Job.model_validate({"id": "j", **fields}))
         assert refused.value.code == code
-    assert engine.prepare(Job(id="j", prompt="a b c", model="dry-run:echo")).max_tokens == 1
+    assert engine.prepare(Job(id="j", prompt="a b c", model="dry-run:echo")).max_tokens == (1,)
 
 
 def test_requests_go_once_and_leave_when_aborted() -> None:
