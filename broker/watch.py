@@ -84,6 +84,8 @@ class Replay:
                 token_ids=choice.token_ids[seen.tokens :],
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
+                logprobs=None if choice.logprobs is None else choice.logprobs[seen.tokens :],
+                prompt_logprobs=None if seen.tokens else choice.prompt_logprobs,
             )
             events.append(self._take(token))
         error = result.error

@@ -84,7 +84,7 @@ local function end_job(id, state, result, now)
 end
 
 -- What earlier attempts logged of a job, as the JSON list of its choices. `reason`: how the unfinished ones ended.
--- Written by hand: cjson cannot write an empty list.
+-- Written by hand: cjson cannot write an empty list. Log-probabilities stay in the log.
 local function logged_choices(id, reason)
   local choices, order = {}, {}
   for _, raw in ipairs(redis.call('LRANGE', base .. 'log:' .. id, 0, -1)) do
@@ -99,13 +99,15 @@ local function logged_choices(id, reason)
       table.insert(choice.text, event.text)
       for _, token in ipairs(event.token_ids) do table.insert(choice.ids, token) end
       choice.reason = event.finish_reason or choice.reason
+      choice.stop = event.stop_reason or choice.stop
     end
   end
   table.sort(order)
   for i, index in ipairs(order) do
     local choice = choices[index]
-    order[i] = string.format('{"index":%d,"text":%s,"token_ids":[%s],"finish_reason":%s}', index,
-      cjson.encode(table.concat(choice.text)), table.concat(choice.ids, ','), cjson.encode(choice.reason))
+    order[i] = string.format('{"index":%d,"text":%s,"token_ids":[%s],"finish_reason":%s%s}', index,
+      cjson.encode(table.concat(choice.text)), table.concat(choice.ids, ','), cjson.encode(choice.reason),
+      choice.stop and ',"stop_reason":' .. cjson.encode(choice.stop) or '')
   end
   return '[' .. table.concat(order, ',') .. ']'
 end

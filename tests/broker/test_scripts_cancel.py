@@ -146,18 +146,21 @@ def test_what_was_logged_of_several_choices_is_kept_byte_for_byte(queue: Queue) 
     texts = ['"quoted" / \\ \n', "", "é\u2028\x7f", "\U0001f600", "plain"]
     events = tokens(lease, 1, *texts)
     events[1] = events[1].replace(b'"choice":0', b'"choice":1').replace(b'"token_ids":[2]', b'"token_ids":[]')
-    events[4] = events[4].replace(b'"choice":0', b'"choice":2')[:-1] + b',"finish_reason":"stop"}'
+    events[4] = (
+        events[4].replace(b'"choice":0', b'"choice":2')[:-1] + b',"finish_reason":"stop","stop_reason":7}'
+    )
     queue.run(calls.publish(KEYS, "a", 1, 1, events))
     lapse(queue, "a")
     cancel(queue)
     result = look(queue).result
     assert result is not None
     assert [
-        (choice.index, choice.text, choice.token_ids, choice.finish_reason) for choice in result.choices
+        (choice.index, choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason)
+        for choice in result.choices
     ] == [
-        (0, texts[0] + texts[2] + texts[3], [1, 3, 4], "cancelled"),
-        (1, "", [], "cancelled"),
-        (2, "plain", [5], "stop"),
+        (0, texts[0] + texts[2] + texts[3], [1, 3, 4], "cancelled", None),
+        (1, "", [], "cancelled", None),
+        (2, "plain", [5], "stop", 7),
     ]
     assert events_of(queue, "a")[-1].type == "cancelled"
 

@@ -16,7 +16,7 @@ from broker.connection import connect, connect_async
 from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
 from broker.watch import Replay, follow, follow_async
-from protocol import Choice, JobNotFound, Result, TokenEvent
+from protocol import Choice, JobNotFound, Result, TokenEvent, encode_token
 from tests.broker.steps import Worker, assert_ended_once, end, job, put, say, tokens
 from tests.servers import RealServer
 
@@ -257,6 +257,23 @@ def test_a_finished_choice_is_not_finished_again() -> None:
     rest: list[Any] = replay.from_result(Result(id="a", state="succeeded", choices=choices))
     assert [event.type for event in rest] == ["token", "done"]
     assert (rest[0].choice, rest[0].text, rest[0].token_ids, rest[0].finish_reason) == (1, "z", [9], "length")
+
+
+def test_log_probabilities_are_told_once_each() -> None:
+    """Also where the rest comes from the result: those of the prompt with a choice's first tokens."""
+    one: Any = {"token_id": 7, "token": "x", "logprob": -0.5, "rank": 1, "top_logprobs": []}
+    replay = Replay("a")
+    replay.catch_up([encode_token("a", 1, 1, 0, "x", [7], None, None, [one], [None, one])])
+    choices = [
+        Choice(index=index, text="xy", token_ids=[7, 8], logprobs=[one, one], prompt_logprobs=told)
+        for index, told in enumerate(([None, one], None, [None, one]))
+    ]
+    rest: list[Any] = replay.from_result(Result(id="a", state="succeeded", choices=choices))
+    assert [(event.logprobs, event.prompt_logprobs) for event in rest[:-1]] == [
+        ([one], None),
+        ([one, one], None),
+        ([one, one], [None, one]),
+    ]
 
 
 @pytest.mark.parametrize("fate", ["never submitted", "expired"])
