@@ -21,7 +21,7 @@ from typing import BinaryIO
 import pydantic
 
 from engine.dry_run import is_dry_run, open_dry_run
-from engine.interface import Delta, EngineCore, Request
+from engine.interface import Delta, EngineCore, Request, Written
 from protocol import ErrorCode, Job, ModelUnavailable, RequestError, describe_validation
 from worker.frames import (
     Begun,
@@ -36,6 +36,7 @@ from worker.frames import (
     encode,
     encode_step,
 )
+from worker.volume import check_volume
 
 log = logging.getLogger("millstream.model")
 
@@ -84,12 +85,23 @@ def prepare(engine: EngineCore, run: Run) -> Accepted | Refused:
     try:
         job = Job.decode(run.payload)
         request = engine.prepare(job)
+        check_volume(request)
     except pydantic.ValidationError as error:
         return Refused(run.key, RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)))
     except RequestError as error:
         return Refused(run.key, error)
-    request = replace(request, id=run.key, output_token_ids=tuple(run.output_token_ids))
-    return Accepted(request, job.stream)
+    except Exception as error:  # whatever a template or a tokenizer comes up with, it is this job's alone
+        log.exception("job %s could not be prepared", run.key)
+        return Refused(run.key, RequestError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}"))
+    return Accepted(replace(request, id=run.key, written=written(run, request)), job.stream)
+
+
+def written(run: Run, request: Request) -> tuple[Written, ...]:
+    """What earlier attempts logged, one a choice; nothing where they got nowhere."""
+    if not run.written:
+        return ()
+    untouched = [Written()] * (request.num_choices - len(run.written))
+    return (*(Written(tuple(token_ids), ended) for token_ids, ended in run.written), *untouched)
 
 
 def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> None:
@@ -144,7 +156,15 @@ def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], 
             except RequestError as error:
                 refused.append(error_piece(request.id, error))
             else:
-                begun.append(Begun(request.id, len(request.prompt_token_ids), request.seed, item.stream))
+                begun.append(
+                    Begun(
+                        request.id,
+                        request.num_prompt_tokens,
+                        request.num_choices,
+                        request.seed,
+                        item.stream,
+                    )
+                )
     return begun, refused
 
 
@@ -154,16 +174,20 @@ def error_piece(key: str, error: RequestError) -> Piece:
 
 
 def to_piece(delta: Delta) -> Piece:
-    """A delta as it travels."""
-    if delta.error is not None:
-        return error_piece(delta.request_id, delta.error)
+    """A delta as it travels. What was made up to an error is kept, and the job's end is the choice's too."""
+    error = delta.error
     return Piece(
         delta.request_id,
         delta.choice,
         delta.token_ids,
         delta.text,
-        delta.finish_reason,
+        delta.last,
+        delta.finish_reason if error is None else None,
         delta.stop_reason,
+        delta.logprobs,
+        delta.prompt_logprobs,
+        error.code if error is not None else None,
+        error.message if error is not None else None,
     )
 
 

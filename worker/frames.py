@@ -8,11 +8,11 @@ waits for a slow Redis reads no more, so the model process waits at its next wri
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-MAX_FRAME = 64 * 1024 * 1024
-"""Longest line, in bytes; payloads are bounded far below it when they are submitted."""
+from protocol import FinishReason, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Load:
 
 @dataclass(slots=True)
 class Run:
-    """Run a job, going on after the tokens that earlier attempts have logged.
+    """Run a job, going on after what earlier attempts have logged.
 
     Jobs go by `key` here, which names job and attempt: what is still on its way for an attempt that was dropped can
     not be taken for the next one's.
@@ -33,7 +33,8 @@ class Run:
 
     key: str
     payload: str
-    output_token_ids: list[int]
+    written: Sequence[tuple[list[int], bool]]
+    """(token ids, whether it ended) of each choice; those after the last one are untouched."""
 
 
 @dataclass(slots=True)
@@ -65,20 +66,24 @@ class Begun:
 
     key: str
     prompt_tokens: int
+    num_choices: int
     seed: int
     stream: bool
 
 
 @dataclass(slots=True)
 class Piece:
-    """New tokens of one choice, or the error that ends its job."""
+    """What a step made for one choice. Its job is over with `last`, and with an error."""
 
     key: str
     choice: int = 0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    finish_reason: str | None = None
+    last: bool = False
+    finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     error_code: str | None = None
     error_message: str | None = None
 
@@ -100,7 +105,9 @@ FromModel = Ready | Failed | Step
 
 def encode(frame: ToModel | Ready | Failed) -> bytes:
     """A frame as one line."""
-    return _line({"t": type(frame).__name__, **asdict(frame)})
+    return _line(
+        {"t": type(frame).__name__} | {part.name: getattr(frame, part.name) for part in fields(frame)}
+    )
 
 
 def encode_step(step: Step) -> bytes:
@@ -108,41 +115,38 @@ def encode_step(step: Step) -> bytes:
     return _line(
         {
             "t": "Step",
-            "b": [[b.key, b.prompt_tokens, b.seed, b.stream] for b in step.begun],
-            "p": [
-                [
-                    p.key,
-                    p.choice,
-                    p.token_ids,
-                    p.text,
-                    p.finish_reason,
-                    p.stop_reason,
-                    p.error_code,
-                    p.error_message,
-                ]
-                for p in step.pieces
-            ],
+            "b": [[b.key, b.prompt_tokens, b.num_choices, b.seed, b.stream] for b in step.begun],
+            "p": [_row(piece) for piece in step.pieces],
             "s": [step.running, step.waiting, step.output_tokens],
         }
     )
 
 
+def _row(p: Piece) -> list[Any]:
+    """A piece's fields in their order; what is absent at the end, as it mostly is, is left out."""
+    row = [p.key, p.choice, p.token_ids, p.text, p.last, p.finish_reason, p.stop_reason]
+    row += [p.logprobs, p.prompt_logprobs, p.error_code, p.error_message]
+    while row[-1] is None or row[-1] is False:
+        row.pop()
+    return row
+
+
 def decode_to_model(line: bytes) -> ToModel:
     """Read a frame of the parent's."""
-    fields = json.loads(line)
+    said = json.loads(line)
     kinds: dict[str, type[ToModel]] = {"Load": Load, "Run": Run, "Drop": Drop}
-    return kinds[fields.pop("t")](**fields)
+    return kinds[said.pop("t")](**said)
 
 
 def decode_from_model(line: bytes) -> FromModel:
     """Read a frame of the model process's."""
-    fields = json.loads(line)
-    kind = fields.pop("t")
+    said = json.loads(line)
+    kind = said.pop("t")
     if kind == "Ready":
-        return Ready(**fields)
+        return Ready(**said)
     if kind == "Failed":
-        return Failed(**fields)
-    return Step([Begun(*row) for row in fields["b"]], [Piece(*row) for row in fields["p"]], *fields["s"])
+        return Failed(**said)
+    return Step([Begun(*row) for row in said["b"]], [Piece(*row) for row in said["p"]], *said["s"])
 
 
 def _line(value: dict[str, Any]) -> bytes:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from broker.calls import Lease
 from protocol import (
     Choice,
+    FinishReason,
     JobError,
     Result,
     TerminalState,
     TerminalType,
     TokenEvent,
+    TokenLogprob,
     Usage,
     decode_event,
     encode_terminal,
     encode_token,
 )
-from protocol.event import FinishReason
-from worker.frames import Piece
+from worker.frames import Begun, Piece
 
 CHECKPOINT_TOKENS = 64
 """A job that nobody streams is logged every this many tokens: what a crash can cost it."""
@@ -28,34 +29,45 @@ CHECKPOINT_TOKENS = 64
 
 @dataclass(slots=True)
 class Output:
-    """One choice so far: what is logged, and the tail that is not."""
+    """One choice so far, and the tail of it that is not logged."""
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    unlogged_text: str = ""
-    unlogged_ids: list[int] = field(default_factory=list)
+    unlogged: list[Piece] = field(default_factory=list)
+
+    def grow(self, said: Piece | TokenEvent) -> None:
+        """Go on by what was made, or by what was logged of it."""
+        self.text.append(said.text)
+        self.token_ids += said.token_ids
+        self.logprobs += said.logprobs or ()
+        if said.prompt_logprobs is not None:
+            self.prompt_logprobs = said.prompt_logprobs
+        if said.finish_reason is not None:
+            self.finish_reason, self.stop_reason = said.finish_reason, said.stop_reason
 
 
 class Held:
     """A job between its lease and its end. It numbers the job's events, and so owns `seq`."""
 
-    def __init__(self, lease: Lease, log: Sequence[bytes] = ()) -> None:
+    def __init__(self, lease: Lease, log: Iterable[bytes] = ()) -> None:
         self.lease = lease
         self.leased_at = time.monotonic()
         self.next_seq = lease.logged + 1
-        self.stream = True
-        self.begun = False
-        self.prompt_tokens: int | None = None
-        self.seed: int | None = None
+        self.begun: Begun | None = None
+        """What the model process said when it accepted the job."""
+        self.complete = False
+        """Every choice has its end."""
+        self.error: JobError | None = None
+        """Why there will be no more."""
         self._outputs: dict[int, Output] = {}
         for raw in log:
             event = decode_event(raw)
             if isinstance(event, TokenEvent):
-                output = self._output(event.choice)
-                output.text.append(event.text)
-                output.token_ids += event.token_ids
+                self._output(event.choice).grow(event)
 
     @property
     def id(self) -> str:
@@ -73,79 +85,80 @@ class Held:
         return self.lease.attempt
 
     @property
-    def token_ids(self) -> list[int]:
-        """Tokens of the first choice so far."""
-        return self._output(0).token_ids
+    def open_choices(self) -> int:
+        """Choices that have no end yet; 1 as long as their number is not known."""
+        if self.begun is None:
+            return 1
+        return self.begun.num_choices - sum(
+            output.finish_reason is not None for output in self._outputs.values()
+        )
+
+    @property
+    def written(self) -> list[tuple[list[int], bool]]:
+        """(token ids, whether it ended) of each choice, up to the last one that has anything."""
+        outputs = self._in_order(0)
+        return [(output.token_ids, output.finish_reason is not None) for output in outputs]
 
     def add(self, piece: Piece) -> None:
-        """Take in a step's tokens."""
-        output = self._output(piece.choice)
-        output.text.append(piece.text)
-        output.token_ids += piece.token_ids
-        output.unlogged_text += piece.text
-        output.unlogged_ids += piece.token_ids
-        output.finish_reason = piece.finish_reason  # type: ignore[assignment]  # the engine's own word
-        output.stop_reason = piece.stop_reason
+        """Take in what a step made."""
+        if piece.error_code is not None:
+            self.error = JobError(code=piece.error_code, message=piece.error_message or "")
+        self.complete = piece.last and self.error is None
+        if piece.token_ids or piece.text or piece.finish_reason is not None:
+            output = self._output(piece.choice)
+            output.grow(piece)
+            output.unlogged.append(piece)
 
     @property
     def unlogged(self) -> bool:
         """Whether there is anything that is not logged."""
-        return any(output.unlogged_ids or output.unlogged_text for output in self._outputs.values())
+        return any(output.unlogged for output in self._outputs.values())
 
     def due(self) -> bool:
         """Whether something should be logged now."""
-        if self.stream:
+        if self.begun is None or self.begun.stream:
             return self.unlogged
-        return any(len(output.unlogged_ids) >= CHECKPOINT_TOKENS for output in self._outputs.values())
+        return any(len(output.unlogged) >= CHECKPOINT_TOKENS for output in self._outputs.values())
 
     def take_events(self) -> tuple[int, list[bytes]]:
         """The seq of the first unlogged event, and all of them; from now on they count as logged."""
         first = self.next_seq
         events = []
         for choice, output in self._outputs.items():
-            if not (output.unlogged_ids or output.unlogged_text):
-                continue
-            events.append(
-                encode_token(
-                    self.id,
-                    self.next_seq,
-                    self.attempt,
-                    choice,
-                    output.unlogged_text,
-                    output.unlogged_ids,
-                    output.finish_reason,
-                    output.stop_reason,
-                )
-            )
-            self.next_seq += 1
-            output.unlogged_text, output.unlogged_ids = "", []
+            if output.unlogged:
+                events.append(self._event(choice, output.unlogged))
+                output.unlogged = []
         return first, events
 
-    def take_end(
-        self, kind: TerminalType, code: str | None = None, message: str | None = None
-    ) -> tuple[int, list[bytes]]:
+    def take_end(self, kind: TerminalType, error: JobError | None = None) -> tuple[int, list[bytes]]:
         """As `take_events`, with the terminal event at the end."""
         first, events = self.take_events()
+        code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
         return first, events
 
     def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> Result:
         """The result, partial where the job did not succeed."""
+        begun = self.begun
+        unfinished: FinishReason = "cancelled" if state == "cancelled" else "error"
+        outputs = self._in_order(begun.num_choices if begun is not None else 0)
         choices = [
             Choice(
                 index=index,
                 text="".join(output.text),
                 token_ids=output.token_ids,
-                finish_reason=output.finish_reason or ("cancelled" if state == "cancelled" else "error"),
+                finish_reason=output.finish_reason or unfinished,
                 stop_reason=output.stop_reason,
+                logprobs=output.logprobs or None,
+                prompt_logprobs=output.prompt_logprobs,
             )
-            for index, output in sorted(self._outputs.items())
+            for index, output in enumerate(outputs)
         ]
         usage = None
-        if self.prompt_tokens is not None:
+        if begun is not None:
             completion_tokens = sum(len(choice.token_ids) for choice in choices)
-            usage = Usage(prompt_tokens=self.prompt_tokens, completion_tokens=completion_tokens)
+            usage = Usage(prompt_tokens=begun.prompt_tokens, completion_tokens=completion_tokens)
         elapsed_s = time.monotonic() - self.leased_at
         return Result(
             id=self.id,
@@ -154,12 +167,35 @@ class Held:
             usage=usage,
             error=error,
             model=model,
-            seed=self.seed,
+            seed=begun.seed if begun is not None else None,
             attempt=self.attempt,
             worker=worker,
             started_at=self.lease.started_ms / 1000,
             finished_at=self.lease.leased_ms / 1000 + elapsed_s,
         )
 
+    def _event(self, choice: int, pieces: Sequence[Piece]) -> bytes:
+        """Pieces of one choice as one event."""
+        last = pieces[-1]
+        event = encode_token(
+            self.id,
+            self.next_seq,
+            self.attempt,
+            choice,
+            "".join(piece.text for piece in pieces),
+            [token_id for piece in pieces for token_id in piece.token_ids],
+            last.finish_reason,
+            last.stop_reason,
+            [logprob for piece in pieces for logprob in piece.logprobs or ()],
+            next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+        )
+        self.next_seq += 1
+        return event
+
     def _output(self, choice: int) -> Output:
         return self._outputs.setdefault(choice, Output())
+
+    def _in_order(self, num_choices: int) -> list[Output]:
+        """The outputs by choice: that many, more where more have something, empty where one has nothing."""
+        count = max([num_choices - 1, *self._outputs]) + 1
+        return [self._outputs.get(choice) or Output() for choice in range(count)]

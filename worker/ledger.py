@@ -49,7 +49,12 @@ class Ledger:
     @property
     def running(self) -> int:
         """Jobs the model process has accepted."""
-        return sum(held.begun for held in self._held.values())
+        return sum(held.begun is not None for held in self._held.values())
+
+    @property
+    def sequences(self) -> int:
+        """Choices that run or will: what takes the engine's slots."""
+        return sum(held.open_choices for held in self._held.values())
 
     @property
     def quarantined(self) -> bool:
@@ -86,7 +91,7 @@ class Ledger:
         return events
 
     def _run(self, held: Held) -> None:
-        self._to_model(Run(held.key, held.lease.payload.decode("utf-8", "replace"), held.token_ids))
+        self._to_model(Run(held.key, held.lease.payload.decode("utf-8", "replace"), held.written))
 
     def _run_suspect(self) -> None:
         """Run a suspect once nothing else is held."""
@@ -116,20 +121,23 @@ class Ledger:
     def _note_begun(self, step: Step) -> None:
         for begun in step.begun:
             if (held := self._held.get(begun.key)) is not None:
-                held.begun = True
-                held.prompt_tokens, held.seed, held.stream = begun.prompt_tokens, begun.seed, begun.stream
+                held.begun = begun
 
     def _calls_of(self, step: Step) -> Iterable[tuple[Held, Call[Any], bool]]:
-        """(job, call, whether it ends the job) for each piece that has something to say."""
+        """(job, call, whether it ends the job) for each job that has something to say."""
+        heard: dict[str, Held] = {}
         for piece in step.pieces:
             held = self._held.get(piece.key)
             if held is None:
                 continue  # dropped since
-            if piece.error_code is not None:
-                yield held, self._end(held, "failed", "error", piece.error_code, piece.error_message), True
-                continue
             held.add(piece)
+            heard[piece.key] = held
             if piece.finish_reason is not None:
+                self.room_made.set()
+        for held in heard.values():
+            if held.error is not None:
+                yield held, self._end(held, "failed", "error", held.error), True
+            elif held.complete:
                 yield held, self._end(held, "succeeded", "done"), True
             elif held.due():
                 yield held, self._publish(held), False
@@ -143,13 +151,11 @@ class Ledger:
         held: Held,
         state: TerminalState,
         kind: TerminalType,
-        code: str | None = None,
-        message: str | None = None,
+        error: JobError | None = None,
     ) -> Call[Any]:
-        error = JobError(code=code, message=message or "") if code is not None else None
         result = held.result(state, self.model_name, self._worker, error).encode()
-        first, events = held.take_end(kind, code, message)
-        dead_reason = code or "" if state == "dead" else ""
+        first, events = held.take_end(kind, error)
+        dead_reason = error.code if error is not None and state == "dead" else ""
         return calls.finish(self._keys, held.id, held.attempt, state, result, first, events, dead_reason)
 
     def _after_end(self, held: Held, answer: str) -> None:
@@ -185,14 +191,15 @@ class Ledger:
     async def convict(self) -> None:
         """The process died while a suspect ran alone: dead letter. Does nothing if none did."""
         held = self._alone
-        if held is None or not held.begun:
+        if held is None or held.begun is None:
             return
         message = (
             f"the process that ran it died {held.lease.crashes + 1} times, the last time with this job alone"
         )
+        error = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
         log.error("job %s attempt %d: dead letter: %s", held.id, held.attempt, message)
         async with self._speaking:
-            await self._link.run(self._end(held, "dead", "dead", ErrorCode.CRASHED_WORKER, message))
+            await self._link.run(self._end(held, "dead", "dead", error))
             self._forget(held)
 
     async def hand_back(self, crashed: bool) -> None:
@@ -202,7 +209,7 @@ class Ledger:
             if not holding:
                 return
             await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
-            triples = [(held.id, held.attempt, crashed and held.begun) for held in holding]
+            triples = [(held.id, held.attempt, crashed and held.begun is not None) for held in holding]
             released = await self._link.run(calls.release(self._keys, self._worker, triples))
             log.info("handed back %d jobs", released)
             self._suspects.clear()
@@ -212,7 +219,8 @@ class Ledger:
     async def _end_cancelled(self, held: Held) -> None:
         log.info("job %s attempt %d: cancelled", held.id, held.attempt)
         self._to_model(Drop(held.key))
-        call = self._end(held, "cancelled", "cancelled", "cancelled", "cancelled while it ran")
+        error = JobError(code="cancelled", message="cancelled while it ran")
+        call = self._end(held, "cancelled", "cancelled", error)
         self._after_end(held, await self._link.run(call))
 
     async def _give_up(self, held: Held, logged: int) -> None:

@@ -9,10 +9,12 @@ import sys
 from typing import Any
 
 from protocol import Fingerprint, ModelUnavailable
-from worker.frames import MAX_FRAME, Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
+from worker.frames import Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
 
 STOP_S = 5.0
 """How long a model process is given to notice that its pipe is closed."""
+READ_AHEAD = 1 << 20
+"""Bytes taken off the pipe before they are asked for. A frame may be longer, but then no other waits with it."""
 
 
 class ModelCrashed(Exception):
@@ -101,10 +103,11 @@ class ModelProcess:
         return frame
 
     async def _next(self) -> FromModel:
-        line = await self._reader.readline()
-        if not line.endswith(b"\n"):
+        try:
+            line = await _read_line(self._reader)
+        except asyncio.IncompleteReadError:
             code = await asyncio.to_thread(self._process.wait)
-            raise ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+            raise ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}") from None
         return decode_from_model(line)
 
     async def stop(self) -> None:
@@ -118,9 +121,25 @@ class ModelProcess:
             await asyncio.to_thread(self._process.wait)
 
 
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    """A line of any length: `readline` refuses one that is longer than what the reader holds.
+
+    Raises:
+        asyncio.IncompleteReadError: the pipe ended before the line did.
+    """
+    parts: list[bytes] = []
+    while True:
+        try:
+            parts.append(await reader.readuntil(b"\n"))
+        except asyncio.LimitOverrunError as overrun:
+            parts.append(await reader.readexactly(overrun.consumed))
+        else:
+            return b"".join(parts)
+
+
 async def _reader(fd: int) -> asyncio.StreamReader:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=MAX_FRAME)
+    reader = asyncio.StreamReader(limit=READ_AHEAD)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb"))
     return reader
 

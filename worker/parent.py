@@ -199,10 +199,13 @@ class Worker:
     # -- leases ------------------------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """Jobs to ask for: what the engine can run, and a small waiting window so that no slot stands empty."""
+        """Jobs to ask for: what the engine can run, and a small waiting window so that no slot stands empty.
+
+        A job counts as many sequences as it has choices that run, once it is known how many.
+        """
         if self._model is None or self._stopping.is_set() or self._ledger.quarantined:
             return 0
-        return self._model.slots + max(1, self._model.slots // 4) - len(self._ledger)
+        return self._model.slots + max(1, self._model.slots // 4) - self._ledger.sequences
 
     async def _lease_loop(self) -> None:
         while True:

@@ -117,7 +117,9 @@ def queue_at(url: str) -> Iterator[Queue]:
     queue.close()
 
 
-def submit(queue: Queue, job_id: str, prompt: str, *, stream: bool = True, **params: object) -> None:
+def submit(
+    queue: Queue, job_id: str, prompt: str | list[str], *, stream: bool = True, **params: object
+) -> None:
     job = Job(id=job_id, prompt=prompt, stream=stream, params=SamplingParams.model_validate(params))
     answer = queue.run(calls.submit(queue.keys, job))
     assert answer.outcome == "queued", answer

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import redis.exceptions
 import typer
 
 from broker.calls import Lease
-from protocol import Result, TokenEvent, decode_event
+from engine.dry_run import DryRequest, DryRunEngine, Options
+from engine.interface import Request
+from protocol import (
+    ErrorCode,
+    Job,
+    RequestError,
+    Result,
+    SamplingParams,
+    TerminalEvent,
+    TokenEvent,
+    TokenLogprob,
+    decode_event,
+)
 from worker import rate as rate_module
+from worker.child import Refused, prepare
 from worker.cli import parse_bytes
 from worker.frames import (
     Begun,
@@ -28,26 +45,39 @@ from worker.frames import (
 )
 from worker.held import CHECKPOINT_TOKENS, Held
 from worker.link import Link
+from worker.model_process import READ_AHEAD, _read_line, _reader
 from worker.rate import Rate
+from worker.volume import check_volume
+
+
+def told(token_id: int) -> TokenLogprob:
+    return {"token_id": token_id, "token": "t", "logprob": -0.5, "rank": 1, "top_logprobs": []}
+
 
 AWKWARD = 'line\nend "quotes" \u2028 \0 \U0001f389'
 
 
-@pytest.mark.parametrize("frame", [Load("m", {"a": 1}), Run("1:j", AWKWARD, [1, 2]), Drop("1:j")])
+@pytest.mark.parametrize(
+    "frame", [Load("m", {"a": 1}), Run("1:j", AWKWARD, [[[1, 2], True], [[], False]]), Drop("1:j")]
+)
 def test_frames_to_the_model_come_back(frame: Load | Run | Drop) -> None:
     line = encode(frame)
     assert line.count(b"\n") == 1
     assert decode_to_model(line) == frame
 
 
+PIECES = [
+    Piece("1:a", 0, [1, 2], AWKWARD),
+    Piece("1:a", 1, [3], "x", True, "stop", 7),
+    Piece("1:a", 2, [], "", True),
+    Piece("1:a", 0, [4], "y", logprobs=[told(4)], prompt_logprobs=[None, told(9)]),
+    Piece("1:a", 0, [5], "kept", error_code="e", error_message="m"),
+    Piece("c", error_code="e"),
+]
+
+
 def test_frames_from_the_model_come_back() -> None:
-    step = Step(
-        [Begun("1:a", 3, 2**63, True)],
-        [Piece("1:a", 0, [1, 2], AWKWARD), Piece("2:b", 1, [3], "x", "stop", 7), Piece("c", error_code="e")],
-        1,
-        2,
-        3,
-    )
+    step = Step([Begun("1:a", 3, 2, 2**63, True)], PIECES, 1, 2, 3)
     line = encode_step(step)
     assert line.count(b"\n") == 1
     assert decode_from_model(line) == step
@@ -55,20 +85,56 @@ def test_frames_from_the_model_come_back() -> None:
     assert decode_from_model(encode(Failed("no"))) == Failed("no")
 
 
+def test_a_row_says_only_what_there_is() -> None:
+    """One is written for every token."""
+    assert encode_step(Step([], [Piece("1:a", 0, [1], "x")], 1, 0, 1)).count(b"null") == 0
+    assert b'["1:a",0,[1],"x"]' in encode_step(Step([], [Piece("1:a", 0, [1], "x")], 1, 0, 1))
+
+
+@pytest.mark.parametrize("length", [10, READ_AHEAD, READ_AHEAD + 1, 5 * READ_AHEAD + 3])
+def test_a_frame_may_have_any_length(length: int) -> None:
+    lines = [b"before\n", b"x" * length + b"\n", b"after\n"]
+
+    async def read() -> list[bytes]:
+        read_fd, write_fd = os.pipe()
+        sink = os.fdopen(write_fd, "wb")
+        writer = threading.Thread(target=lambda: (sink.writelines([*lines, b"x" * length]), sink.close()))
+        writer.start()
+        reader = await _reader(read_fd)
+        heard = [await _read_line(reader) for _ in lines]
+        with pytest.raises(asyncio.IncompleteReadError):  # the last line is torn
+            await _read_line(reader)
+        writer.join()
+        return heard
+
+    assert asyncio.run(read()) == lines
+
+
 def lease(logged: int = 0, attempt: int = 1) -> Lease:
     return Lease("j", attempt, 0, logged, 1_000, 2_000, b"{}")
 
 
+def held_with(*pieces: Piece, num_choices: int = 1, stream: bool = True) -> Held:
+    held = Held(lease())
+    held.begun = Begun(held.key, 3, num_choices, 5, stream)
+    for piece in pieces:
+        held.add(piece)
+    return held
+
+
+def tokens_of(events: list[bytes]) -> list[TokenEvent]:
+    return [event for event in map(decode_event, events) if isinstance(event, TokenEvent)]
+
+
 def test_events_are_numbered_on_from_the_log() -> None:
-    first = Held(lease())
-    first.add(Piece(first.key, 0, [1], "he"))
+    first = held_with(Piece("", 0, [1], "he"))
     assert first.due()
     seq, events = first.take_events()
     assert seq == 1
     assert not first.due()
     second = Held(lease(logged=1, attempt=2), events)
-    assert second.token_ids == [1]
-    second.add(Piece(second.key, 0, [2], "y", "stop"))
+    assert second.written == [([1], False)]
+    second.add(Piece(second.key, 0, [2], "y", True, "stop"))
     seq, more = second.take_end("done")
     assert seq == 2
     assert [decode_event(raw).seq for raw in more] == [2, 3]
@@ -78,29 +144,126 @@ def test_events_are_numbered_on_from_the_log() -> None:
 
 
 def test_an_unstreamed_job_is_due_in_larger_pieces() -> None:
-    held = Held(lease())
-    held.stream = False
+    held = held_with(stream=False)
     for number in range(CHECKPOINT_TOKENS - 1):
         held.add(Piece(held.key, 0, [number], "x"))
         assert not held.due()
     held.add(Piece(held.key, 0, [9], "x"))
     assert held.due()
-    _, (event,) = held.take_events()
-    token = decode_event(event)
-    assert isinstance(token, TokenEvent)
+    _, events = held.take_events()
+    (token,) = tokens_of(events)
     assert token.text == "x" * CHECKPOINT_TOKENS
     assert len(token.token_ids) == CHECKPOINT_TOKENS
 
 
 def test_text_that_is_held_back_stays_for_later() -> None:
     """A token may bring no text: its id is logged all the same."""
-    held = Held(lease())
-    held.add(Piece(held.key, 0, [5], ""))
+    held = held_with(Piece("", 0, [5], ""))
     assert held.due()
-    _, (event,) = held.take_events()
-    token = decode_event(event)
-    assert isinstance(token, TokenEvent)
+    (token,) = tokens_of(held.take_events()[1])
     assert (token.text, token.token_ids) == ("", [5])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_end_of_a_choice_is_logged_even_without_a_token(stream: bool) -> None:
+    held = held_with(Piece("", 1, [5], "x"), num_choices=2, stream=stream)
+    held.take_events()
+    held.add(Piece("", 1, [], "", finish_reason="stop", stop_reason="END"))
+    assert held.due() == stream
+    assert not held.complete
+    assert held.open_choices == 1
+    _, events = held.take_events()
+    (token,) = tokens_of(events)
+    assert (token.choice, token.finish_reason, token.stop_reason) == (1, "stop", "END")
+    assert not held.unlogged
+
+
+def test_a_resumed_job_knows_everything_that_was_logged() -> None:
+    first = held_with(
+        Piece("", 0, [1], "a", logprobs=[told(1)], prompt_logprobs=[None, told(9)]),
+        Piece("", 2, [2], "b", finish_reason="stop", stop_reason=7, logprobs=[told(2)]),
+        Piece("", 0, [3], "c", logprobs=[told(3)]),
+        num_choices=3,
+        stream=False,
+    )
+    first_seq, events = first.take_events()
+    assert (first_seq, len(events)) == (1, 2)
+    second = Held(lease(logged=2, attempt=2), events)
+    second.begun = Begun(second.key, 3, 3, 5, False)
+    assert second.written == [([1, 3], False), ([], False), ([2], True)]
+    assert second.open_choices == 2
+    results = [held.result("cancelled", "m", "w").choices for held in (first, second)]
+    assert results[0] == results[1]
+    zero, one, two = results[1]
+    assert (zero.text, zero.finish_reason, zero.logprobs) == ("ac", "cancelled", [told(1), told(3)])
+    assert (one.text, one.token_ids, one.finish_reason) == ("", [], "cancelled")
+    assert (two.finish_reason, two.stop_reason, two.logprobs) == ("stop", 7, [told(2)])
+    assert [choice.prompt_logprobs for choice in results[1]] == [[None, told(9)], None, None]
+
+
+def test_what_was_made_up_to_an_error_is_kept() -> None:
+    held = held_with(Piece("", 0, [1], "a"), num_choices=2)
+    held.add(Piece("", 0, [2], "b", last=True, error_code="engine_error", error_message="why"))
+    assert held.error is not None
+    assert not held.complete
+    result = held.result("failed", "m", "w", held.error)
+    assert [(choice.text, choice.finish_reason) for choice in result.choices] == [
+        ("ab", "error"),
+        ("", "error"),
+    ]
+    _, events = held.take_end("error", held.error)
+    (token,) = tokens_of(events)
+    assert (token.text, token.token_ids) == ("ab", [1, 2])
+    end = decode_event(events[-1])
+    assert isinstance(end, TerminalEvent)
+    assert (end.type, end.code, end.message) == ("error", "engine_error", "why")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "params", "refusal"),
+    [
+        (100_000, {"prompt_logprobs": 0}, ""),
+        (100_000, {"prompt_logprobs": 5}, ""),
+        (100_000, {"prompt_logprobs": 20}, "prompt_logprobs is 20 for 100,000 prompt tokens"),
+        (100_000, {"n": 128, "logprobs": False}, ""),
+        (10, {"logprobs": 20}, ""),
+        (10, {"n": 128, "logprobs": 20}, "logprobs is 20 for 512,000 output tokens"),
+        (10, {"n": 128, "logprobs": True, "top_logprobs": 20}, "logprobs is 20 for 512,000 output tokens"),
+        (10, {"n": 128, "logprobs": 1}, ""),
+    ],
+)
+def test_more_log_probabilities_than_can_be_told_are_refused(
+    tokens: int, params: dict[str, Any], refusal: str
+) -> None:
+    request = Request("j", (tuple(range(tokens)),), SamplingParams(**params), 0, (4000,))
+    with pytest.raises(RequestError, match=refusal) if refusal else nullcontext():
+        check_volume(request)
+
+
+def test_the_volume_is_checked_before_a_job_runs() -> None:
+    run = Run(
+        "1:j",
+        Job(id="j", prompt="w " * 50_000, params=SamplingParams(prompt_logprobs=20)).encode().decode(),
+        [],
+    )
+    refused = prepare(DryRunEngine("words", Options()), run)
+    assert isinstance(refused, Refused)
+    assert refused.error.code == ErrorCode.INVALID_REQUEST
+
+
+class Fragile(DryRunEngine):
+    """An engine whose prepare meets something nobody has thought of."""
+
+    def prepare(self, job: Job) -> DryRequest:  # noqa: ARG002
+        raise RecursionError("template too deep")
+
+
+def test_whatever_a_job_does_to_its_preparation_it_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    refused = prepare(Fragile("echo", Options()), Run("1:j", '{"id":"j","prompt":"x"}', []))
+    assert isinstance(refused, Refused)
+    assert (refused.key, refused.error.code) == ("1:j", ErrorCode.ENGINE_ERROR)
+    assert refused.error.message == "RecursionError: template too deep"
+    assert "job 1:j" in caplog.text
 
 
 class FlakyQueue:
