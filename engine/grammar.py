@@ -1,0 +1,275 @@
+"""Structured output: which tokens may come next, so that a finished output is what `response_format` asks for.
+
+    compile(response_format) -> grammar        any thread; kept by content
+    grammar.matcher() -> matcher               one a choice
+    matcher.allowed(mask); matcher.push(id)    engine thread, each step
+
+    format        notation                                           the whole output is
+    json_object   -                                                  a JSON object
+    json_schema   JSON Schema, Draft 2020-12; see json_schema.py     JSON that validates
+    regex         what Python's `re` and Rust share; see regex.py    matched by `re.fullmatch`
+    choice        -                                                  one of the texts
+    grammar       llguidance's Lark, or llama.cpp's GBNF             derived from `start` (Lark), `root` (GBNF)
+
+JSON may be compact or spread over lines: at each place where whitespace may stand, one space, or one line feed and up
+to 20 spaces. Characters in strings are written as they are, never as \\uXXXX, so a key has one spelling only.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from engine import json_schema, regex
+from engine.grammar_trial import Trial, limits
+from protocol import ErrorCode, RequestError, ResponseFormat
+from protocol.response_format import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    TextFormat,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MAX_KEPT = 256
+"""Compiled grammars kept; the one used longest ago goes."""
+MAX_BYTES = 65_536
+"""Of a schema, a grammar, an expression, or all choices together, in UTF-8."""
+_MASK_SECONDS = 0.25
+"""CPU time that the first mask may take."""
+_JSON = {
+    "whitespace_pattern": r"\x20|\n\x20{0,20}",
+    "json_allowed_escapes": 'nrbtf\\"',
+    "lenient": False,
+    "coerce_one_of": False,
+}
+
+
+class Grammars:
+    """Compiles for one model. Costs nothing until something is compiled; the library is imported then."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """
+        Args:
+            tokenizer: a transformers tokenizer with a fast backend.
+            vocab_size: width of the logits. Ids that the tokenizer has no token for are never allowed.
+            eos_token_ids: every id that ends a sequence.
+        """
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
+        self._trial = Trial()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
+
+    def compile(self, response_format: ResponseFormat) -> CompiledGrammar | None:
+        """The grammar of a format, or None for text. Threads that ask for the same wait for one compilation.
+
+        Raises:
+            RequestError: it is too large or cannot be compiled, or the tokenizer or the library cannot be used.
+        """
+        if isinstance(response_format, TextFormat):
+            return None
+        try:
+            source = _source(response_format)
+            size = len(source.encode())
+            if size > MAX_BYTES:
+                raise ValueError(f"too large: {size:,} bytes, at most {MAX_BYTES:,}")
+            return self._find(response_format, source)
+        except (ValueError, RecursionError) as error:
+            message = f"response_format.{response_format.type}: {_reason(str(error))}"
+            raise RequestError(ErrorCode.INVALID_REQUEST, message) from None
+
+    def _find(self, response_format: ResponseFormat, source: str) -> CompiledGrammar:
+        key = (response_format.type, source)
+        with self._lock:
+            kept = self._kept.get(key)
+            if ours := kept is None:
+                kept = self._kept[key] = Future()
+            self._kept.move_to_end(key)
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        if ours:
+            try:
+                kept.set_result(self._make(response_format))
+            except BaseException as error:
+                kept.set_exception(error)
+                raise
+        failure = kept.exception()
+        if failure is not None:
+            raise ValueError(
+                str(failure)
+            )  # a new one each time: raising the same one again would grow its traceback
+        return kept.result()
+
+    def _make(self, response_format: ResponseFormat) -> CompiledGrammar:
+        try:
+            import llguidance
+        except ImportError:
+            raise ValueError("llguidance is not installed here: pip install 'millstream[worker]'") from None
+        grammar = _translate(response_format, llguidance)
+        self._trial.check(grammar)
+        vocabulary = self._vocabulary.loaded(llguidance)
+        matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits(llguidance))
+        started = time.thread_time()
+        matcher.compute_bitmask()
+        if problems := [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings():
+            raise ValueError(problems[0])
+        if time.thread_time() - started > _MASK_SECONDS:
+            raise ValueError("too complex: a token would take longer to choose than to compute")
+        return CompiledGrammar(matcher, self._vocabulary)
+
+
+class CompiledGrammar:
+    """A grammar ready for use; immutable, shared by all requests that ask for the same."""
+
+    def __init__(self, matcher: Any, vocabulary: _Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def matcher(self) -> TokenMatcher:
+        """A new matcher at the beginning."""
+        return TokenMatcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class TokenMatcher:
+    """Where one choice stands. Used by one thread at a time."""
+
+    __slots__ = ("_matcher", "_vocabulary")
+
+    def __init__(self, matcher: Any, vocabulary: _Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def allowed(self, mask: npt.NDArray[np.int32]) -> None:
+        """Write which ids may come next: bit `i % 32` of word `i // 32`, `[ceil(vocab_size / 32)]`, int32.
+
+        Where the grammar is complete, all end-of-sequence ids are among them; where nothing else may follow, they
+        are all there is.
+
+        Raises:
+            RequestError: the grammar leads nowhere from here, or is too complex to follow.
+        """
+        self._vocabulary.write(self._matcher.compute_bitmask(), mask)
+        if self._matcher.is_error():
+            raise _error(f"the grammar cannot be followed here: {_reason(self._matcher.get_error())}")
+        if not mask.any():
+            raise _error(
+                "the grammar leads nowhere: no token of the model may come next, and it is not complete"
+            )
+
+    def push(self, token_id: int) -> None:
+        """Go on by a token; an end-of-sequence id changes nothing.
+
+        Raises:
+            RequestError: the grammar does not allow it here.
+        """
+        if token_id in self._vocabulary.eos_token_ids:
+            return
+        if not self._matcher.consume_token(token_id):
+            raise _error(f"the grammar does not allow token {token_id} here")
+
+
+class _Vocabulary:
+    """The tokenizer as the library wants it, read when first needed (0.7 s for 49,152 tokens)."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        self.eos_token_ids = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+
+    def loaded(self, llguidance: Any) -> Any:
+        """
+        Raises:
+            ValueError: there is no tokenizer that the library can read, or no end-of-sequence id.
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = self._load(llguidance)
+            return self._loaded
+
+    def _load(self, llguidance: Any) -> Any:
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        name = type(self._tokenizer).__name__
+        if backend is None:
+            raise ValueError(
+                f"the model's tokenizer ({name}) is not a fast one, which structured output needs"
+            )
+        if not self.eos_token_ids:
+            raise ValueError("the model has no end-of-sequence token, so nothing could end the output")
+        written = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
+        size = max(backend.get_vocab_size(with_added_tokens=True), max(self.eos_token_ids) + 1)
+        try:
+            return llguidance.LLTokenizer(
+                json.dumps(written), n_vocab=size, eos_token=sorted(self.eos_token_ids)
+            )
+        except ValueError as error:
+            raise ValueError(f"llguidance cannot read the model's tokenizer ({name}): {error}") from None
+
+    def write(self, bits: bytes, mask: npt.NDArray[np.int32]) -> None:
+        """Fit the library's mask to the width of the logits."""
+        import numpy as np
+
+        words = np.frombuffer(bits, dtype=np.int32)[: len(mask)]
+        mask[: len(words)] = words
+        mask[len(words) :] = 0
+        if self._vocab_size % 32:
+            mask[-1] &= (1 << self._vocab_size % 32) - 1
+
+
+def _source(response_format: ResponseFormat) -> str:
+    """What makes a grammar the same as another of its type."""
+    match response_format:
+        case JsonSchemaFormat():
+            return json.dumps(response_format.json_schema.schema_, ensure_ascii=False, allow_nan=False)
+        case RegexFormat():
+            return response_format.regex
+        case ChoiceFormat():
+            return json.dumps(response_format.choice, ensure_ascii=False)
+        case GrammarFormat():
+            return response_format.grammar
+        case _:
+            return ""
+
+
+def _translate(response_format: ResponseFormat, llguidance: Any) -> str:
+    """The grammar in the library's own notation."""
+    matcher = llguidance.LLMatcher
+    match response_format:
+        case JsonObjectFormat():
+            grammar = matcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
+        case JsonSchemaFormat():
+            schema = json_schema.prepare(response_format.json_schema.schema_)
+            grammar = matcher.grammar_from_json_schema(schema, overrides=_JSON)
+        case RegexFormat():
+            grammar = matcher.grammar_from_regex(regex.common(response_format.regex))
+        case ChoiceFormat():
+            grammar = matcher.grammar_from_regex("|".join(map(regex.literal, response_format.choice)))
+        case GrammarFormat():
+            grammar = llguidance.grammar_from("grammar", response_format.grammar)
+        case _:
+            raise ValueError("no grammar can be made of this type")
+    return str(grammar)
+
+
+def _reason(message: str) -> str:
+    """One line of what the library says, which may quote the whole grammar below it."""
+    lines = message.strip().splitlines() or ["unknown error"]
+    for line in lines:
+        if line.startswith("error: "):
+            lines = [line.removeprefix("error: ")]
+    return lines[0][:300]
+
+
+def _error(message: str) -> RequestError:
+    return RequestError(ErrorCode.INVALID_REQUEST, f"response_format: {message}")
