@@ -1,0 +1,26 @@
+"""The Python of docs/engine.md runs, on the tiny model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "engine.md"
+
+
+def test_the_blocks_run_one_after_the_other(
+    tiny_model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tiny_model_dir.parent)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block.replace("path/to/model.gguf", tiny_model_dir.name), names)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3, "two results and the texts of three choices, no error"
+    parts = names["parts"]
+    assert isinstance(parts, dict)
+    assert set(parts) == {("a", 0), ("b", 0), ("b", 1)}
