@@ -30,9 +30,9 @@ def chunks(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
 
 
 def take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Rows of `x`; all of them, in order, are `x` itself."""
-    if len(rows) == len(x) and all(row == place for place, row in enumerate(rows)):
-        return x
+    """Rows of `x` in rising order; a view where they lie side by side."""
+    if rows and rows[-1] - rows[0] == len(rows) - 1:
+        return x[rows[0] : rows[-1] + 1]
     return x.index_select(0, torch.tensor(rows, device=x.device))  # x[rows] takes five times as long on a CPU
 
 
