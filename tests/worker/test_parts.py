@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import redis.exceptions
@@ -14,13 +12,10 @@ import typer
 
 from broker.calls import Lease
 from engine.dry_run import DryRequest, DryRunEngine, Options
-from engine.interface import Request
 from protocol import (
     ErrorCode,
     Job,
-    RequestError,
     Result,
-    SamplingParams,
     TerminalEvent,
     TokenEvent,
     TokenLogprob,
@@ -47,7 +42,6 @@ from worker.held import CHECKPOINT_TOKENS, Held
 from worker.link import Link
 from worker.model_process import READ_AHEAD, _read_line, _reader
 from worker.rate import Rate
-from worker.volume import check_volume
 
 
 def told(token_id: int) -> TokenLogprob:
@@ -217,38 +211,6 @@ def test_what_was_made_up_to_an_error_is_kept() -> None:
     end = decode_event(events[-1])
     assert isinstance(end, TerminalEvent)
     assert (end.type, end.code, end.message) == ("error", "engine_error", "why")
-
-
-@pytest.mark.parametrize(
-    ("tokens", "params", "refusal"),
-    [
-        (100_000, {"prompt_logprobs": 0}, ""),
-        (100_000, {"prompt_logprobs": 5}, ""),
-        (100_000, {"prompt_logprobs": 20}, "prompt_logprobs is 20 for 100,000 prompt tokens"),
-        (100_000, {"n": 128, "logprobs": False}, ""),
-        (10, {"logprobs": 20}, ""),
-        (10, {"n": 128, "logprobs": 20}, "logprobs is 20 for 512,000 output tokens"),
-        (10, {"n": 128, "logprobs": True, "top_logprobs": 20}, "logprobs is 20 for 512,000 output tokens"),
-        (10, {"n": 128, "logprobs": 1}, ""),
-    ],
-)
-def test_more_log_probabilities_than_can_be_told_are_refused(
-    tokens: int, params: dict[str, Any], refusal: str
-) -> None:
-    request = Request("j", (tuple(range(tokens)),), SamplingParams(**params), 0, (4000,))
-    with pytest.raises(RequestError, match=refusal) if refusal else nullcontext():
-        check_volume(request)
-
-
-def test_the_volume_is_checked_before_a_job_runs() -> None:
-    run = Run(
-        "1:j",
-        Job(id="j", prompt="w " * 50_000, params=SamplingParams(prompt_logprobs=20)).encode().decode(),
-        [],
-    )
-    refused = prepare(DryRunEngine("words", Options()), run)
-    assert isinstance(refused, Refused)
-    assert refused.error.code == ErrorCode.INVALID_REQUEST
 
 
 class Fragile(DryRunEngine):
