@@ -13,7 +13,7 @@ from broker import calls
 from broker.calls import Look
 from broker.queue import AsyncQueue, Queue
 from broker.watch import SILENCE_S
-from protocol import TERMINAL_STATES, JobNotFound, Result, TokenEvent, decode_event
+from protocol import TERMINAL_STATES, JobNotFound, Result, is_token
 
 
 def wait_for_result(queue: Queue, job_id: str, timeout_s: float | None) -> Result:
@@ -80,4 +80,4 @@ def _says_look(message: Any) -> bool:
     """Whether a message is a reason to look: the terminal event, or a subscription made (again)."""
     if message is None:
         return False
-    return message["type"] != "message" or not isinstance(decode_event(message["data"]), TokenEvent)
+    return message["type"] != "message" or not is_token(message["data"])

@@ -21,6 +21,7 @@ from protocol.event import (
     decode_event,
     encode_terminal,
     encode_token,
+    is_token,
 )
 from protocol.fingerprint import Fingerprint
 from protocol.job import PRIORITIES, Job, Priority, describe_validation
@@ -67,4 +68,5 @@ __all__ = [
     "describe_validation",
     "encode_terminal",
     "encode_token",
+    "is_token",
 ]

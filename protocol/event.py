@@ -56,6 +56,8 @@ class TerminalEvent(BaseModel):
 
 
 Event = Annotated[TokenEvent | TerminalEvent, Field(discriminator="type")]
+_TOKEN_PREFIX = '{"type":"token"'
+_PREFIX_LENGTH = len(_TOKEN_PREFIX)
 _EVENT: TypeAdapter[TokenEvent | TerminalEvent] = TypeAdapter(Event)
 
 
@@ -66,6 +68,11 @@ def decode_event(raw: bytes | str) -> TokenEvent | TerminalEvent:
         pydantic.ValidationError: it is no event.
     """
     return _EVENT.validate_json(raw)
+
+
+def is_token(raw: bytes | str) -> bool:
+    """Whether an event is a token event, without reading it: one with log-probabilities can be large."""
+    return raw[:_PREFIX_LENGTH] in (_TOKEN_PREFIX, _TOKEN_PREFIX.encode())
 
 
 def encode_token(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from engine.interface import Matcher
 from engine.sampling.bad_words import BadWords, Ids
 from engine.sampling.history import History
-from protocol import ErrorCode, RequestError, SamplingParams
+from protocol import SamplingParams
 
 Words = npt.NDArray[np.int32]
 """A bit an id: bit `i % 32` of word `i // 32`."""
@@ -99,9 +99,8 @@ def rules_for(
         None where nothing ever changes the logits.
 
     Raises:
-        RequestError: the grammar does not allow what was written, or an id is not in the vocabulary.
+        RequestError: the grammar does not allow what was written.
     """
-    _check_ids(params, vocab_size)
     ends = [token_id for token_id in end_ids if token_id < vocab_size]
     words = [word for word in bad_words if word and max(word) < vocab_size]
     min_left = params.min_tokens - len(output_token_ids)
@@ -113,17 +112,6 @@ def rules_for(
     for token_id in output_token_ids:
         rules.push(token_id)
     return rules
-
-
-def _check_ids(params: SamplingParams, vocab_size: int) -> None:
-    named = {"logit_bias": params.logit_bias, "allowed_token_ids": params.allowed_token_ids or ()}
-    for field, ids in named.items():
-        outside = [token_id for token_id in ids if token_id >= vocab_size]
-        if outside:
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST,
-                f"{field} names {outside[0]}: this model's token ids go from 0 to {vocab_size - 1}",
-            )
 
 
 def _history(params: SamplingParams, prompt_token_ids: Sequence[int]) -> History | None:

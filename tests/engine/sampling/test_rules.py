@@ -307,10 +307,3 @@ def test_a_plain_request_has_no_rules() -> None:
     assert of(min_tokens=1, output=[4]) is None
     assert of(min_tokens=1, end_ids=frozenset()) is None
     assert of(min_tokens=1, end_ids=frozenset({10, 2000})) is None  # ids the model cannot write
-
-
-def test_ids_outside_the_vocabulary_are_refused_with_field_and_range() -> None:
-    for params in (SamplingParams(logit_bias={3: 1, 10: 1}), SamplingParams(allowed_token_ids=[10])):
-        with pytest.raises(RequestError, match=r"(logit_bias|allowed_token_ids) names 10: .* from 0 to 9$"):
-            rules(params, vocab_size=10)
-    assert rules(SamplingParams(logit_bias={9: 1}, allowed_token_ids=[9]), vocab_size=10) is not None
