@@ -6,13 +6,15 @@ llguidance refuses what it does not know, with these exceptions, which are rewri
     pattern, patternProperties       read as Rust reads them                                 regex.common
     minProperties of a map           a key that comes twice counts twice                     refused
     multipleOf: 0.1                  exact in decimals, while validators divide floats       refused; 0.5 is fine
+    const, enum, pattern: "\x01"      control characters are passed over                     refused
     items: [...]                     read as `prefixItems`, as which it is no longer known   refused
     x-guidance                       its own settings                                        dropped
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from engine import regex
@@ -46,6 +48,10 @@ _REFUSED = frozenset(
     )
 )
 _DROPPED = frozenset(("$schema", "x-guidance"))
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_CONTROL_ESCAPE = re.compile(
+    r"\\(?:[av]|[xu0]*[01][0-9a-fA-F](?![0-9a-fA-F])|[xu0]*7[fF])|" + _CONTROL.pattern
+)
 
 # Year 0 is left out: Python's dates, and with them jsonschema, begin with year 1.
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -114,10 +120,33 @@ def _as_it_is(value: Any, _schema: dict[str, Any], _place: str) -> Any:
 
 
 def _pattern(value: Any, _schema: dict[str, Any], place: str) -> str:
+    if not isinstance(value, str):
+        raise SchemaError(f"{place}: a string, not {type(value).__name__}")
+    if _CONTROL_ESCAPE.search(value):
+        raise SchemaError(f"{place}: control characters are not supported")
     try:
         return regex.common(value)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise SchemaError(f"{place}: {error}") from None
+
+
+def _values(value: Any, _schema: dict[str, Any], place: str) -> Any:
+    if any(map(_CONTROL.search, _strings(value))):
+        raise SchemaError(f"{place}: control characters other than \\b \\f \\n \\r \\t are not supported")
+    return value
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield key
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def _number(value: Any, _schema: dict[str, Any], place: str) -> Any:
@@ -152,6 +181,8 @@ def _reference(value: Any, _schema: dict[str, Any], place: str) -> Any:
 
 
 _CHECKS: dict[str, Callable[[Any, dict[str, Any], str], Any]] = {
+    "const": _values,
+    "enum": _values,
     "pattern": _pattern,
     "exclusiveMinimum": _number,
     "exclusiveMaximum": _number,
