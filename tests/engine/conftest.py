@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from engine.gguf_cache import converted
 
@@ -32,18 +31,3 @@ def smollm2() -> Any:
     assert package.submodule_search_locations is not None
     (weights,) = Path(package.submodule_search_locations[0]).glob("*.gguf")
     return AutoTokenizer.from_pretrained(converted(weights)[0])
-
-
-@pytest.fixture(scope="session")
-def byte_fallback() -> Any:
-    """A small tokenizer as Llama 2 has it: `▁` for a space, the first one dropped, bytes for the rest."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["▁", "▁▁", "▁the", "a", "b", "é", "日", "\ufffd", ".", "▁\ufffd", "\n"]
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
-    )

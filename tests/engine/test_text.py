@@ -63,7 +63,7 @@ def outputs(tokenizer: Any, max_size: int = 60) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize("examples", [25, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [25, pytest.param(1500, marks=pytest.mark.long)])
 def test_joined_equals_whole(tokenizer: Any, examples: int, skip: bool) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(token_ids=outputs(tokenizer), where=st.floats(0, 1))
