@@ -197,3 +197,10 @@ def test_smollm2(smollm2_path: Path) -> None:
     ]
     out = drive(engine, requests, range(len(fit)))
     assert out == {name: row["greedy_ids"] for name, row in fit.items()}
+
+    emoji = case("A03")["real_model"]  # max_tokens cuts inside a character
+    job = Job.model_validate({"id": "A03", "messages": emoji["messages"], "params": emoji["params"]})
+    (result,) = engine.generate([job])
+    assert result.text == emoji["reference"]["text"]
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == emoji["reference"]["prompt_tokens"]
