@@ -13,6 +13,12 @@
 
 JSON may be compact or spread over lines: at each place where whitespace may stand, one space, or one line feed and up
 to 20 spaces. Characters in strings are written as they are, never as \\uXXXX, so a key has one spelling only.
+
+The library is llguidance, because it refuses what it cannot keep. Of the 56 schemas of `bench/grammar.py`, xgrammar
+0.2.9 takes all and lets wrong outputs through for 21 (`not`, `if`, `uniqueItems`, `multipleOf`, `allOf`, length beside
+a pattern); llguidance 1.9.1 refuses 12 and is wrong for 3, which json_schema.py mends: 14 refused, none wrong. Of the
+wrong instances in JSON-Schema-Test-Suite's Draft 2020-12, xgrammar takes 293 of 487, this 0 of 235. A schema compiles
+in 7 ms (6 of them on trial) against 56 ms; 64 masks take 2.9 ms against 0.7 (all on a busy machine, 49,152 tokens).
 """
 
 from __future__ import annotations
@@ -143,13 +149,14 @@ class CompiledGrammar:
 class TokenMatcher:
     """Where one choice stands. Used by one thread at a time."""
 
-    __slots__ = ("_address", "_matcher", "_vocabulary", "_words")
+    __slots__ = ("_address", "_begun", "_matcher", "_vocabulary", "_words")
 
     def __init__(self, matcher: Any, vocabulary: _Vocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._words = vocabulary.empty_mask()
         self._address = self._words.ctypes.data
+        self._begun = False
 
     def allowed(self, mask: npt.NDArray[np.int32]) -> None:
         """Write which ids may come next: bit `i % 32` of word `i // 32`, `[ceil(vocab_size / 32)]`, int32.
@@ -162,6 +169,8 @@ class TokenMatcher:
         """
         # 1 us into memory of ours; compute_bitmask, which makes bytes of it, takes 17.
         self._matcher.unsafe_compute_mask_ptr(self._address, self._words.nbytes)
+        if not self._begun:
+            self._words &= self._vocabulary.first
         self._vocabulary.fit(self._words, mask)
         if self._matcher.is_error():
             raise _error(f"the grammar cannot be followed here: {_reason(self._matcher.get_error())}")
@@ -180,6 +189,7 @@ class TokenMatcher:
             return
         if not self._matcher.consume_token(token_id):
             raise _error(f"the grammar does not allow token {token_id} here")
+        self._begun = True
 
 
 class _Vocabulary:
@@ -191,6 +201,8 @@ class _Vocabulary:
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
         self._loaded: Any = None
+        self.first: npt.NDArray[np.int32]
+        """Mask of the ids that may be an output's first."""
 
     def loaded(self, llguidance: Any) -> Any:
         """
@@ -200,6 +212,7 @@ class _Vocabulary:
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load(llguidance)
+                self.first = self._first()
             return self._loaded
 
     def _load(self, llguidance: Any) -> Any:
@@ -225,6 +238,19 @@ class _Vocabulary:
         import numpy as np
 
         return np.zeros((self._loaded.vocab_size + 31) // 32, dtype=np.int32)
+
+    def _first(self) -> npt.NDArray[np.int32]:
+        """All ids, but none that begins with a space where the decoder drops an output's first one."""
+        mask = ~self.empty_mask()
+        named = self._tokenizer.get_vocab()
+        spaced = [
+            token_id for token, token_id in named.items() if token.startswith("\u2581") or token == "<0x20>"
+        ]
+        decode = self._tokenizer.backend_tokenizer.decode
+        if spaced and not str(decode(spaced[:1])).startswith(" "):
+            for token_id in spaced:
+                mask[token_id // 32] &= ~(1 << token_id % 32)
+        return mask
 
     def fit(self, words: npt.NDArray[np.int32], mask: npt.NDArray[np.int32]) -> None:
         """Copy a mask of the library to one of the logits' width."""

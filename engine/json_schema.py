@@ -91,7 +91,7 @@ def _prepare(schema: Any, where: str, depth: int) -> dict[str, Any] | bool:
     if not isinstance(schema, dict):
         raise SchemaError(f"{where}: a schema is an object or a boolean, not {type(schema).__name__}")
     if depth > MAX_DEPTH:
-        raise SchemaError(f"{where}: nested deeper than {MAX_DEPTH} schemas")
+        raise SchemaError(f"schema: nested deeper than {MAX_DEPTH} schemas")
     prepared: dict[str, Any] = {}
     for keyword, value in schema.items():
         place = f"{where}.{keyword}"
