@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter
 
 from bench.grammar import Case, Walker, accepts, cases, validator
 from engine import grammar as grammar_module
+from engine import json_schema
 from engine.grammar import MAX_BYTES, CompiledGrammar, Grammars
 from engine.interface import Matcher
 from protocol import ErrorCode, RequestError, ResponseFormat
@@ -456,3 +458,8 @@ class SlowTokenizer:
 def test_a_tokenizer_that_cannot_be_read_is_named(tokenizer: Any) -> None:
     assert "SlowTokenizer" in refusal(Grammars(SlowTokenizer(), VOCAB_SIZE, {EOS}), asked("json_object"))
     assert "no end-of-sequence" in refusal(Grammars(tokenizer, VOCAB_SIZE, ()), asked("json_object"))
+
+
+def test_the_page_names_every_keyword_that_is_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    assert [keyword for keyword in json_schema._REFUSED if f"`{keyword}`" not in page] == []
