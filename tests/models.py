@@ -37,7 +37,7 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
     return {**tiny_recipe()["config"], **changes}
 
 
-def save_tiny(model_class: Any, folder: Path, config: dict[str, Any]) -> Path:
+def save_tiny(model_class: Any, folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Make a random model and save it with a tokenizer of bytes.
 
     Returns:
@@ -45,7 +45,7 @@ def save_tiny(model_class: Any, folder: Path, config: dict[str, Any]) -> Path:
     """
     import torch
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = model_class(model_class.config_class(**config)).eval().float()
     model.save_pretrained(folder)
     byte_tokenizer(config["vocab_size"]).save_pretrained(folder)

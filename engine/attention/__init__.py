@@ -6,7 +6,7 @@ import torch
 
 from engine.attention.backend import Backend, LayerCall
 from engine.attention.batch import PackedBatch, Span, pack
-from engine.attention.hook import NAME, PagedAttention, ProbedLayer, probing
+from engine.attention.hook import NAME, PagedAttention, Probe, ProbedLayer, probing
 from engine.attention.reference import ReferenceBackend
 
 
@@ -25,6 +25,7 @@ __all__ = [
     "LayerCall",
     "PackedBatch",
     "PagedAttention",
+    "Probe",
     "ProbedLayer",
     "ReferenceBackend",
     "Span",

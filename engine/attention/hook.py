@@ -15,8 +15,8 @@ import itertools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -40,11 +40,13 @@ class PagedAttention:
         self._handle = next(_handles)
         _bound[self._handle] = self
 
-    def bind(self, module: nn.Module, key_blocks: torch.Tensor, value_blocks: torch.Tensor) -> None:
-        """Give an attention module its part of the KV store, `[blocks, N, block_size, D]` each."""
+    def bind(self, layer: ProbedLayer, key_blocks: torch.Tensor, value_blocks: torch.Tensor) -> None:
+        """Give an attention module its part of the KV store, `[blocks, N, block_size, D]` each, and its window."""
+        module = layer.module
         module.register_buffer("key_blocks", key_blocks, persistent=False)
         module.register_buffer("value_blocks", value_blocks, persistent=False)
         module.attention_handle = self._handle  # type: ignore[assignment]
+        module.attention_window = layer.window  # type: ignore[assignment]
 
     def begin(self, batch: PackedBatch) -> None:
         """Announce the step whose layers come next."""
@@ -53,34 +55,42 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class ProbedLayer:
-    """An attention module that called the hook, and what it stores a token."""
+    """An attention module that called the hook, what it stores a token, and how far back it sees."""
 
     module: nn.Module
     kv_heads: int
     key_dim: int
     value_dim: int
+    window: int | None
+    """A query at position p sees positions p - window + 1 .. p. None: all before it."""
 
 
-@dataclass(slots=True)
-class _Probe:
-    layers: list[ProbedLayer] = field(default_factory=list)
-    saw_mask: bool = False
+class Probe(Protocol):
+    """What answers in the place of attention while a model is examined."""
 
-    def record(self, module: nn.Module, key: torch.Tensor, value: torch.Tensor, mask: object) -> None:
-        self.layers.append(ProbedLayer(module, key.shape[1], key.shape[3], value.shape[3]))
-        self.saw_mask = self.saw_mask or mask is not None
+    def attend(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        """Query `[1, H, T, D]`, key `[1, N, T, D]`, value `[1, N, T, E]`; returns `[1, T, H, E]`."""
+        ...
 
 
-_probe: _Probe | None = None
+_probe: Probe | None = None
 
 
 @contextmanager
-def probing() -> Iterator[_Probe]:
-    """While open, the hook records its callers and answers with zeros. Used once a model, at load."""
+def probing(probe: Probe) -> Iterator[None]:
+    """While open, `probe` answers every call of the hook. Used at load, before any module is bound."""
     global _probe
-    _probe = _Probe()
+    _probe = probe
     try:
-        yield _probe
+        yield
     finally:
         _probe = None
 
@@ -99,10 +109,12 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """The function transformers calls: query `[1, H, T, D]`, key and value `[1, N, T, D]`; returns `[1, T,
     H, E]`.
+
+    Once a module is bound its window is the one read from its mask at load, not the argument: some models do not
+    pass theirs.
     """
     if _probe is not None:
-        _probe.record(module, key, value, attention_mask)
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        return _probe.attend(module, query, key, value, attention_mask, sliding_window), None
     out = torch.ops.millstream.paged_attention(
         query[0],
         key[0],
@@ -112,7 +124,7 @@ def _attend(
         s_aux,
         module.attention_handle,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
-        sliding_window,
+        module.attention_window,
         softcap,
     )
     return out[None], None
