@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 from engine.attention import PagedAttention, choose_backend
 from engine.compilation import compile_layers
 from engine.engine import Engine
+from engine.grammar import Grammars
 from engine.interface import Chunk
 from engine.kv_store import KVShape, KVStore, free_memory, plan_num_blocks, share_and_cap
 from engine.model_runner import ModelRunner
@@ -41,6 +42,8 @@ class RunnerOptions(TypedDict, total=False):
     num_kv_blocks: int | None
     kv_memory: int | None
     compile: bool | None
+    revision: str | None
+    trust_remote_code: bool
     served_model_name: str | None
 
 
@@ -55,6 +58,8 @@ def load_runner(
     num_kv_blocks: int | None = None,
     kv_memory: int | None = None,
     compile: bool | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
     served_model_name: str | None = None,
 ) -> Loaded:
     """Load a model, its attention and its KV store.
@@ -68,6 +73,8 @@ def load_runner(
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
         compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`.
+        revision: branch, tag or commit of a hub id; None: its main branch.
+        trust_remote_code: run modeling code that comes with the model.
         served_model_name: name in the fingerprint; None: the hub id, or the folder's or file's stem.
 
     Raises:
@@ -75,10 +82,17 @@ def load_runner(
         sequence.
     """
     began = time.monotonic()
-    weights = load_weights(model, dtype=dtype, device=device, served_model_name=served_model_name)
+    weights = load_weights(
+        model,
+        dtype=dtype,
+        device=device,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        served_model_name=served_model_name,
+    )
     net = weights.model
     length = context_length(net, max_model_len)
-    layers, vocab_size = probe(net)
+    layers, vocab_size = probe(net, length)
 
     shape = KVShape.of(layers, net.dtype, block_size)
     share, cap = share_and_cap(net.device)
@@ -95,7 +109,7 @@ def load_runner(
     kv = KVStore(shape, num_blocks, net.device)
     attention = PagedAttention(choose_backend(net.device, net.dtype))
     for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
-        attention.bind(layer.module, key_blocks, value_blocks)
+        attention.bind(layer, key_blocks, value_blocks)
 
     compiled = compile_layers(net, layers) if (COMPILE_BY_DEFAULT if compile is None else compile) else False
     runner = ModelRunner(net, attention, kv, max_model_len=length, vocab_size=vocab_size)
@@ -143,6 +157,7 @@ def load_engine(
         Prompts(weights.tokenizer),
         weights.fingerprint,
         weights.eos_token_ids,
+        grammars=Grammars(weights.tokenizer, loaded.runner.vocab_size, weights.eos_token_ids),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         admission=admission,

@@ -1,49 +1,34 @@
-"""Finding a model and loading it: a hub id, a local folder, or a `.gguf` file. Code that comes with a model
-never runs.
-"""
+"""Loading a model with transformers: weights, tokenizer, and what they are called."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils.logging import disable_progress_bar
 
 from engine import attention, gguf_cache
+from engine.source import Source, ask_hub, cached_config, find
 from protocol import Fingerprint, ModelUnavailable
 
 log = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
 CPUINFO = Path("/proc/cpuinfo")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a model's files are."""
-
-    place: str
-    """A folder, or a hub id."""
-    name: str
-    """What the model is called."""
-    revision: str
-    """Content key of local files; empty for a hub id, whose commit is known once its config is read."""
-    is_hub: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +41,60 @@ class Weights:
     eos_token_ids: frozenset[int]
 
 
-def load_weights(model: str, *, dtype: str, device: str, served_model_name: str | None = None) -> Weights:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What does not depend on where the files are."""
+
+    dtype: torch.dtype
+    device: torch.device
+    trust_remote_code: bool
+
+
+def load_weights(
+    model: str,
+    *,
+    dtype: str,
+    device: str,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    served_model_name: str | None = None,
+) -> Weights:
     """Find and load a model.
+
+    Args:
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run modeling code that comes with the model.
 
     Raises:
         ModelUnavailable: it is not there, or transformers cannot load it.
     """
     place = _resolve_device(device)
-    kind = resolve_dtype(dtype, place)
-    source = find(model)
-    loaded, tokenizer = _load_anywhere(source, kind)
-    try:
-        loaded = loaded.to(place).eval()
-    except torch.OutOfMemoryError as error:
-        raise ModelUnavailable(
-            f"the weights of {source.name} do not fit on {place}: {_first_line(error)}"
-        ) from error
-    revision = source.revision or getattr(loaded.config, "_commit_hash", None) or ""
+    how = _How(resolve_dtype(dtype, place), place, trust_remote_code)
+    source = find(model, revision)
+    loaded, tokenizer, method = _load_anywhere(source, how)
     return Weights(
-        model=loaded,
+        model=loaded.eval(),
         tokenizer=tokenizer,
         fingerprint=Fingerprint(
-            name=served_model_name or source.name, revision=revision, dtype=str(kind).removeprefix("torch.")
+            name=served_model_name or source.name,
+            revision=revision_of(source),
+            dtype=str(how.dtype).removeprefix("torch."),
+            quantization=method,
         ),
         eos_token_ids=end_tokens(loaded.generation_config, tokenizer),
     )
 
 
-def find(model: str) -> Source:
-    """Local files first, then the hub.
-
-    Raises:
-        ModelUnavailable: neither a folder with a model, nor a `.gguf` file, nor a possible hub id.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelUnavailable(
-                f"the folder {model} holds no model: no config.json (a .gguf is named as a file)"
-            )
-        files = sorted(
-            file for file in path.iterdir() if file.suffix in (".safetensors", ".bin", ".json", ".jinja")
-        )
-        return Source(str(path), path.resolve().name, gguf_cache.content_key(files), is_hub=False)
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelUnavailable(
-                f"{model} is a file but no .gguf: name a .gguf file, a folder, or a hub id"
-            )
-        folder, key = gguf_cache.converted(path.resolve())
-        return Source(str(folder), path.stem, key, is_hub=False)
-    if path.suffix == ".gguf" or not _HUB_ID.match(model):
-        raise ModelUnavailable(f"no file or folder {model}, and it is no hub id (owner/name) either")
-    return Source(model, model, "", is_hub=True)
+def revision_of(source: Source) -> str:
+    """The commit of a hub id that is in the local cache, a key of the content of local files."""
+    if source.kind == "hub":
+        return Path(cached_config(source) or "").parent.name
+    if source.kind == "gguf":
+        return gguf_cache.content_key([Path(source.place)])
+    parts = (".safetensors", ".bin", ".json", ".jinja", ".py")
+    return gguf_cache.content_key(
+        sorted(file for file in Path(source.place).iterdir() if file.suffix in parts)
+    )
 
 
 def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -119,56 +105,103 @@ def end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokeniz
     return frozenset(ids)
 
 
-def _load_anywhere(source: Source, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+_Parts = tuple[PreTrainedModel, PreTrainedTokenizerBase, str]
+"""The model, its tokenizer, and the method its weights are quantized by."""
+
+
+def _load_anywhere(source: Source, how: _How) -> _Parts:
     """Load from disk, or for a hub id that is not wholly in the local cache, from the hub."""
     try:
-        return _load(source.place, dtype, local_files_only=True)
+        return _load(source, how, local_files_only=True)
     except OSError as error:
-        if not source.is_hub:
+        if source.kind != "hub":
             raise ModelUnavailable(f"cannot load {source.place}: {_first_line(error)}") from error
-    _ask_hub(source.place)
+    ask_hub(source)
     log.info("downloading %s", source.place)
     try:
-        return _load(source.place, dtype, local_files_only=False)
+        return _load(source, how, local_files_only=False)
     except OSError as error:
         raise ModelUnavailable(f"cannot load {source.place} from the hub: {_first_line(error)}") from error
 
 
-def _ask_hub(hub_id: str) -> None:
-    """One question before the download: its own retries take 24 s to say that there is no network.
-
-    Raises:
-        ModelUnavailable: no such model, not for this user, or no hub to ask.
-    """
-    nowhere = f"no model {hub_id}: no file or folder here, not in the local cache, and"
-    try:
-        HfApi().model_info(hub_id, timeout=10)
-    except GatedRepoError as error:
-        raise ModelUnavailable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
-    except RepositoryNotFoundError as error:
-        raise ModelUnavailable(
-            f"{nowhere} the hub has none (check the name; a private one needs HF_TOKEN)"
-        ) from error
-    except Exception as error:  # whatever the HTTP client in use calls a failure
-        raise ModelUnavailable(
-            f"{nowhere} the hub cannot be reached ({_first_line(error)}); check the network, or name a local copy"
-        ) from error
-
-
-def _load(
-    place: str, dtype: torch.dtype, *, local_files_only: bool
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(source: Source, how: _How, *, local_files_only: bool) -> _Parts:
     disable_progress_bar()  # of reading from disk; downloads keep theirs
-    where: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    place = str(gguf_cache.converted(Path(source.place))[0]) if source.kind == "gguf" else source.place
+    where: dict[str, Any] = {
+        "local_files_only": local_files_only,
+        "trust_remote_code": how.trust_remote_code,
+        "revision": source.revision or "main",
+    }
     try:
         config = AutoConfig.from_pretrained(place, **where)
+        if config.is_encoder_decoder:
+            raise ModelUnavailable(
+                f"{source.name} cannot run here: {config.model_type} is an encoder-decoder, "
+                "and only decoders are served"
+            )
         tokenizer = AutoTokenizer.from_pretrained(place, **where)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, config=config, dtype=dtype, attn_implementation=attention.NAME, **where
+        method = quantization(config)
+        model, loaded = AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=how.dtype,
+            attn_implementation=attention.NAME,
+            # Quantized weights are laid out for their device while they are read and cannot be moved afterwards.
+            device_map={"": how.device} if method else None,
+            output_loading_info=True,
+            **where,
         )
-    except (ValueError, KeyError, TypeError, ImportError) as error:
-        raise ModelUnavailable(f"transformers cannot load {place}: {_first_line(error)}") from error
-    return model, tokenizer
+        model = model if method else model.to(how.device)
+    except torch.OutOfMemoryError as error:
+        raise ModelUnavailable(
+            f"the weights of {source.name} do not fit on {how.device}: {_first_line(error)}"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
+        raise ModelUnavailable(_why(source, error)) from error
+    _check_complete(source, loaded["missing_keys"])
+    return model, tokenizer, _as_loaded(source, method, model)
+
+
+def _check_complete(source: Source, missing: Iterable[str]) -> None:
+    """transformers fills what the files lack with random numbers and says so in a log alone."""
+    names = sorted(missing)
+    if names:
+        raise ModelUnavailable(
+            f"{source.name} is not whole: its files lack {len(names)} of the model's tensors ({names[0]} ...)"
+        )
+
+
+def quantization(config: PreTrainedConfig) -> str:
+    """The method a checkpoint's weights are quantized by (`awq`, `fp8`, `bitnet` ...); empty: they are not."""
+    found: Any = getattr(config, "quantization_config", None)
+    if not isinstance(found, dict):
+        found = found.to_dict() if found is not None else {}
+    method = found.get("quant_method", "")
+    return str(getattr(method, "value", method))
+
+
+def _as_loaded(source: Source, method: str, model: PreTrainedModel) -> str:
+    """The method, as it is in force: where the device has no kernels for it, transformers unpacks the weights."""
+    if not method:
+        return ""
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None and hasattr(model.config, "quantization_config"):
+        raise ModelUnavailable(
+            f"{source.name} is quantized by {method!r}, a method that transformers does not know"
+        )
+    return method if quantizer is not None else f"{method} dequantized"
+
+
+def _why(source: Source, error: Exception) -> str:
+    """What a user can do about an error of transformers."""
+    if "trust_remote_code" in str(error):
+        return (
+            f"{source.name} comes with code of its own and transformers has none for it: "
+            "read that code, and allow it to run with --trust-remote-code"
+        )
+    if isinstance(error, KeyError) and error.args == (attention.NAME,):
+        return f"{source.name} cannot run here: its layers do not use transformers' attention interface"
+    return f"transformers cannot load {source.name}: {_first_line(error)}"
 
 
 def _resolve_device(device: str) -> torch.device:
