@@ -51,6 +51,15 @@ def worker(
     served_model_name: Annotated[
         str | None, typer.Option(help="Name jobs and results use for the model.", rich_help_panel=ENGINE)
     ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a hub id.", rich_help_panel=ENGINE)
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=ENGINE
+        ),
+    ] = False,
     dtype: Annotated[
         str, typer.Option(help="auto | float32 | bfloat16 | float16", rich_help_panel=ENGINE)
     ] = "auto",
@@ -94,6 +103,8 @@ def worker(
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     given: dict[str, Any] = {
         "served_model_name": served_model_name,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code or None,
         "dtype": dtype,
         "device": device,
         "max_num_seqs": max_num_seqs,

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import redis
 
@@ -14,6 +14,8 @@ from broker.connection import connect_async, redact, resolve_url, unreachable, w
 from broker.embedded import EmbeddedBroker
 from broker.keys import Keys, keys_of
 from broker.queue import AsyncQueue
+from engine.dry_run import is_dry_run
+from engine.source import find
 from protocol import MillstreamError
 from worker.model_process import ModelCrashed
 from worker.parent import Worker, WorkerSettings
@@ -30,11 +32,24 @@ def serve(
         MillstreamError: no Redis, no model, another model than the queue's, or no queue can have that name.
     """
     keys = keys_of(queue)
+    look_for(settings)
     with ExitStack() as stack:
         url = resolve_url(redis_url, os.environ)
         if url is None:
             url = stack.enter_context(EmbeddedBroker()).url
         asyncio.run(_serve(url, redis_timeout_s, keys, settings, leash_fd))
+
+
+def look_for(settings: WorkerSettings) -> None:
+    """Tell a wrong name now: the model process would say so 10 s later, once it has imported torch.
+
+    Raises:
+        ModelUnavailable: there is no such model.
+    """
+    if is_dry_run(settings.model):
+        return
+    with suppress(ModuleNotFoundError):  # the worker extra is not installed: the model process says so
+        find(settings.model, settings.options.get("revision"))
 
 
 async def _serve(

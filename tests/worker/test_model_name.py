@@ -1,0 +1,36 @@
+"""A model's name on the command line is looked up before anything is waited for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protocol import ModelUnavailable
+from worker.parent import WorkerSettings
+from worker.serve import look_for
+
+
+def test_a_wrong_name_is_told_before_the_server_is_waited_for() -> None:
+    worker = [sys.executable, "-m", "millstream", "worker", "--model", "./nowhere", "--redis-timeout", "60"]
+    run = subprocess.run(
+        [*worker, "--redis-url", "redis://127.0.0.1:1"], capture_output=True, text=True, timeout=30
+    )
+    assert run.returncode == 1
+    assert "no file or folder ./nowhere" in " ".join(run.stderr.split())
+    assert "Traceback" not in run.stderr
+
+
+def test_where_the_extra_is_missing_the_model_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    look_for(WorkerSettings(model="owner/name"))
+    with pytest.raises(ModelUnavailable):
+        look_for(WorkerSettings(model="./nowhere"))
+
+
+def test_the_revision_goes_with_the_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailable, match=r"--revision v2 is of a model on the hub"):
+        look_for(WorkerSettings(model=str(tmp_path), options={"revision": "v2"}))
+    look_for(WorkerSettings(model="dry-run:echo"))
