@@ -64,7 +64,7 @@ def filtered(draw_from: st.DrawFn) -> tuple[torch.Tensor, SamplingParams]:
         temperature=draw_from(st.sampled_from([0.3, 1.0, 2.5])),
         top_k=draw_from(st.one_of(st.sampled_from([-1, 0, 1]), st.integers(1, 400))),
         top_p=draw_from(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))),
-        min_p=draw_from(st.one_of(st.just(0.0), st.floats(0, 1))),
+        min_p=draw_from(st.one_of(st.sampled_from([0.0, 1.0]), st.floats(0, 1))),
     )
     return logits.to(draw_from(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))), params
 
@@ -168,6 +168,29 @@ def test_ties_go_to_the_smaller_id() -> None:
     logits = torch.zeros(300, 1024)
     assert set(drawn(logits, draws(300, temperature=0.0))) == {0}
     assert set(drawn(logits, draws(300, top_k=3))) == {0, 1, 2}
+
+
+def test_min_p_keeps_what_is_as_likely_as_the_likeliest() -> None:
+    logits = torch.zeros(300, 1024)
+    logits[:, :1000] = -1.0
+    few = drawn(logits, draws(300, min_p=1.0))
+    many = drawn(-logits, draws(300, min_p=1.0))  # more than are ranked
+    assert set(few) == set(range(1000, 1024))
+    assert max(many) < 1000
+    assert len(set(many)) > 200
+
+
+@pytest.mark.parametrize("filter", [{}, {"top_p": 0.99}], ids=str)
+def test_seed_choice_and_position_each_matter(filter: dict[str, Any]) -> None:
+    params = SamplingParams(**filter)
+    axes = [
+        [Draw(params, each, 0, 0) for each in range(50)],
+        [Draw(params, 0, each, 0) for each in range(50)],
+        [Draw(params, 0, 0, each) for each in range(50)],
+    ]
+    seen = [drawn(torch.zeros(50, 20_000), rows) for rows in axes]
+    assert all(len(set(row)) > 45 for row in seen)
+    assert len({tuple(row) for row in seen}) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -162,6 +162,26 @@ def test_penalties_as_they_are_defined_beside_a_plain_row_and_one_with_a_shorter
         assert sample(torch.tensor([given["logits"]] * 3), batch).token_ids == [argmax, 3, 3]
 
 
+@pytest.mark.parametrize("replayed", [0, 1, 3])
+def test_no_end_is_drawn_before_min_tokens_and_any_from_there_on(replayed: int) -> None:
+    params = SamplingParams(temperature=0, min_tokens=3)
+    made = rules_for(
+        params,
+        [],
+        10,
+        end_ids=frozenset({2, 7}),
+        bad_words=[],
+        matcher=None,
+        output_token_ids=[5] * replayed,
+    )
+    logits = torch.tensor([[0.0, 1.0, 9.0, 0.0, 0.0, 2.0, 0.0, 8.0, 0.0, 0.0]])
+    for position in range(replayed, 5):
+        (token_id,) = sample(logits, [Draw(params, 0, 0, position, made)]).token_ids
+        assert token_id == (5 if position < 3 else 2)
+        if made is not None:
+            made.push(5)
+
+
 def test_counts_stay_right_over_a_long_output() -> None:
     """The arrays of the history grow several times meanwhile."""
     params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=1.5)
