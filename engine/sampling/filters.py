@@ -22,7 +22,7 @@ from engine.sampling.head import head
 from protocol import SamplingParams
 
 CUTS = (64, 512)
-"""151,936 ids, one core, ms a row: 0.2 and 0.8; without an order 4."""
+"""151,936 ids, one core, ms a row: 0.3 and 1; without an order 8, all of them ranked 21."""
 
 
 @dataclass(frozen=True, slots=True)

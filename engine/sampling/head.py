@@ -7,7 +7,7 @@ time, as a radix sort would, but following one bin only:
     next 10         1.0 | 1.1 ...    ... in 1.1
     last 10         1.1.0 ...        and here is the number itself
 
-(151,936 ids, one core: 3 ms a row, a sort 18.)
+(151,936 ids, one core: 4 to 5 ms a row, a sort 17.)
 """
 
 from __future__ import annotations
