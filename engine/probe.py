@@ -4,8 +4,9 @@ An architecture that bypasses transformers' attention interface ignores the hook
 if it had no past (bloom and falcon gave 0 of 4 right). So it is watched, not believed:
 
     masks    with masks switched on: every layer calls the hook once, and the mask it would get is causal or a window
-    rows     as in service: with attention replaced by a function of each row alone, a row's logits are the same
-             whatever rows are beside it. A convolution, a recurrent state, positions counted in the batch differ
+    rows     as in service: with each row seeing itself alone, its queries, keys, values and logits are the same
+             whatever rows are beside it. With a convolution, a recurrent state or positions counted in the batch
+             they are not
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Masks:
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
         self.layers: list[ProbedLayer] = []
         self._model = model
-        self._points = _points(model.config.get_text_config().to_dict(), max_model_len)
+        self._points = mask_points(model.config.get_text_config().to_dict(), max_model_len)
         self._made: dict[int, tuple[torch.Tensor, MaskFunction]] = {}
         """By address: models hand a mask on as it is, or a slice of it."""
 
@@ -129,7 +130,7 @@ def window_of(seen: MaskFunction, rows: torch.Tensor, columns: torch.Tensor) -> 
     return None if reach > int(rows[-1]) else reach
 
 
-def _points(config: dict[str, Any], max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+def mask_points(config: dict[str, Any], max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where masks are looked at: around every distance that a number in the config can stand for."""
     numbers = {number for number in config.values() if type(number) is int and 0 < number < max_model_len}
     distances = {0, max_model_len - 1} | numbers | {number // 2 for number in numbers}
@@ -140,10 +141,12 @@ def _points(config: dict[str, Any], max_model_len: int) -> tuple[torch.Tensor, t
 
 
 class _RowsAlone:
-    """Answers for attention from each row's own query, key and value, positions therein included."""
+    """Answers for attention as if each row saw itself alone, and keeps what came in."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self.seen: list[torch.Tensor] = []
+        """`[T, heads * size]` float32: queries, keys and values of each layer."""
 
     def attend(
         self,
@@ -159,31 +162,37 @@ class _RowsAlone:
             raise _unsupported(
                 self._model, "it builds attention masks of its own (position biases such as ALiBi)"
             )
-        group = query.shape[1] // key.shape[1]
-        own = value + key.mean(-1, keepdim=True)
-        answer = own.repeat_interleave(group, dim=1) + query.mean(-1, keepdim=True)
-        return answer.transpose(1, 2).contiguous()
+        self.seen += [part[0].transpose(0, 1).flatten(1).float() for part in (query, key, value)]
+        return value.repeat_interleave(query.shape[1] // key.shape[1], dim=1).transpose(1, 2).contiguous()
 
 
 def _check_rows(model: PreTrainedModel) -> int:
     """Check that nothing but attention mixes rows; returns the width of the logits."""
     positions, order = [0, 1, 2, 0, 1], [4, 2, 0, 1]
-    width = 0
+    tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
     # In 16 bits a near tie of a router may turn with the shape of the batch: once in three it must come out right.
     for first_id in (3, 20, 40):
         tokens = [first_id + row for row in range(len(positions))]
-        with probing(_RowsAlone(model)):
-            together = _logits(model, tokens, positions)
-            other = _logits(model, [tokens[row] for row in order], [positions[row] for row in order])
-        width = together.shape[-1]
-        off = (together[order] - other).abs().amax() / together.std()
-        if off <= (1e-3 if model.dtype == torch.float32 else 0.1):
-            return width
+        together = _rows(model, tokens, positions)
+        other = _rows(model, [tokens[row] for row in order], [positions[row] for row in order])
+        # `not >`: where 16 bits overflow, both are NaN.
+        if not any(
+            (a[order] - b).norm() > tolerance * b.norm() for a, b in zip(together, other, strict=True)
+        ):
+            return together[-1].shape[-1]
     raise _unsupported(
         model,
         "a row of a batch changes with the rows beside it, attention left out (a convolution, a recurrent state, "
         "or positions that it counts by itself)",
     )
+
+
+def _rows(model: PreTrainedModel, tokens: list[int], positions: list[int]) -> list[torch.Tensor]:
+    """What each row has in every layer, and its logits at last; `[T, ...]` each."""
+    alone = _RowsAlone(model)
+    with probing(alone):
+        logits = _logits(model, tokens, positions)
+    return [*alone.seen, logits]
 
 
 @torch.inference_mode()
@@ -231,11 +240,13 @@ def context_length(model: PreTrainedModel, asked: int | None) -> int:
 def _made_for(model: PreTrainedModel) -> int | None:
     config = model.config.get_text_config()
     limit: int | None = getattr(config, "max_position_embeddings", None)
+    own: int | None = getattr(config, "original_max_position_embeddings", limit)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        # These stretch with the longest position of the batch: one sequence's output would depend on its neighbours.
-        own = getattr(config, "original_max_position_embeddings", limit)
-        limit = rope.get("original_max_position_embeddings", own)
+    # One rotation for all layers, or one for each kind of layer.
+    for kind in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if kind.get("rope_type") in ("dynamic", "longrope"):
+            # These stretch with the batch's longest position: a sequence's output would depend on its neighbours.
+            limit = kind.get("original_max_position_embeddings", own)
     return limit
 
 

@@ -20,7 +20,7 @@ from engine.loading import load_engine, load_runner
 from engine.probe import context_length, probe
 from engine.source import find
 from protocol import Job, ModelUnavailable
-from tests.models import save_tiny, tiny_config
+from tests.models import tiny_config
 
 ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
 
@@ -107,13 +107,20 @@ def test_what_cannot_be_had_is_one_line(tiny_model_dir: Path, options: dict[str,
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_whose_positions_depend_on_the_batch_is_held_to_its_first_range(tmp_path: Path) -> None:
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    folder = save_tiny(transformers.LlamaForCausalLM, tmp_path, tiny_config(rope_parameters=rope))
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation=NAME)
-    assert context_length(model, None) == 256
-    with pytest.raises(ModelUnavailable, match="at most 256"):
-        context_length(model, 512)
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+BY_KIND = {"full_attention": DYNAMIC, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+
+
+@pytest.mark.parametrize(("name", "rope"), [("Llama", DYNAMIC), ("Gemma3", BY_KIND)])
+def test_a_model_whose_positions_depend_on_the_batch_is_held_to_its_first_range(
+    name: str, rope: dict[str, Any]
+) -> None:
+    model_class = getattr(transformers, f"{name}ForCausalLM")
+    config = tiny_config(rope_parameters=rope, original_max_position_embeddings=100)
+    model = model_class(model_class.config_class(**config))
+    assert context_length(model, None) == 100
+    with pytest.raises(ModelUnavailable, match="at most 100"):
+        context_length(model, 256)
 
 
 @pytest.mark.parametrize(
