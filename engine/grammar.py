@@ -188,7 +188,8 @@ class TokenMatcher:
         if token_id in self._vocabulary.eos_token_ids:
             return
         if not self._matcher.consume_token(token_id):
-            raise _error(f"the grammar does not allow token {token_id} here")
+            reason = _reason(self._matcher.get_error())
+            raise _error(f"the grammar does not allow token {token_id} here: {reason}")
         self._begun = True
 
 
@@ -302,6 +303,8 @@ def _reason(message: str) -> str:
     for line in lines:
         if line.startswith("error: "):
             lines = [line.removeprefix("error: ")]
+    if lines[0] == "NoExtensionBias":
+        return "nothing can be derived from it: it refers to itself without an end"
     return lines[0][:300]
 
 

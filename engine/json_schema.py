@@ -193,10 +193,11 @@ _CHECKS: dict[str, Callable[[Any, dict[str, Any], str], Any]] = {
 
 
 def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
-    pattern = _EXACT_FORMATS.get(schema.get("format", ""))
-    if pattern is None:
+    named, others = schema.get("format"), schema.get("allOf", [])
+    pattern = _EXACT_FORMATS.get(named) if isinstance(named, str) else None
+    if pattern is None or not isinstance(others, list):  # the library says what is wrong with it
         return schema
     rest = {keyword: value for keyword, value in schema.items() if keyword != "format"}
     if "pattern" not in rest:
         return {**rest, "pattern": pattern}
-    return {**rest, "allOf": [*rest.get("allOf", []), {"pattern": pattern}]}
+    return {**rest, "allOf": [*others, {"pattern": pattern}]}

@@ -85,6 +85,15 @@ def takes(grammars: Grammars, response_format: Any, text: str, walker: Walker) -
     return accepts(matcher, walker.tokenizer.encode(text, add_special_tokens=False), walker)
 
 
+def problem(grammars: Grammars, response_format: Any) -> str | None:
+    """Why it is refused, on one line; None where it compiles."""
+    try:
+        grammars.compile(response_format)
+    except RequestError as error:
+        return error.message
+    return None
+
+
 def refusal(grammars: Grammars, response_format: Any) -> str:
     with pytest.raises(RequestError) as raised:
         grammars.compile(response_format)
@@ -353,6 +362,8 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_the_reason(
         (asked("regex", regex="(?i)a"), "flags"),
         (asked("regex", regex="a++a"), "possessive"),
         (asked("regex", regex="[[a]b]"), "ambiguous"),
+        (asked("grammar", grammar="start: start"), "refers to itself without an end"),
+        (schema_asked({"$ref": "#"}), "refers to itself without an end"),
         (asked("regex", regex="a" * (MAX_BYTES + 1)), "too large"),
         (asked("choice", choice=["a" * MAX_BYTES]), "response_format.choice: too large"),
         (asked("grammar", grammar="start: missing"), 'response_format.grammar: at 1(8): unknown name: "missing"'),
@@ -364,6 +375,59 @@ def test_another_format_that_cannot_be_compiled_is_refused_too(
     response_format: Any, says: str, grammars: Grammars
 ) -> None:
     assert says in refusal(grammars, response_format)
+
+
+MISSHAPEN: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    1.5,
+    10**30,
+    "",
+    "x",
+    "date",
+    "#",
+    "(",
+    [],
+    [1],
+    ["a", "a"],
+    [{}],
+    {},
+    {"a": 1},
+    {"(": {}},
+)
+
+
+def test_a_schema_of_any_shape_is_compiled_or_refused(grammars: Grammars) -> None:
+    keywords = [*json_schema._CHECKS, *json_schema._LISTS, *json_schema._MAPS, *json_schema._SINGLE]
+    keywords += [
+        "type",
+        "required",
+        "format",
+        "maxLength",
+        "maxItems",
+        "minimum",
+        "$id",
+        "$anchor",
+        "x-guidance",
+    ]
+    rng = random.Random(0)
+    pairs = [rng.sample(keywords, 2) for _ in range(150)]
+    for names in [*([keyword] for keyword in keywords), *pairs, ["format", "allOf", "pattern"]]:
+        for value in rng.sample(MISSHAPEN, 4):
+            schema = {name: rng.choice(MISSHAPEN) for name in names} | {names[0]: value}
+            message = problem(grammars, schema_asked(schema))
+            assert message is None or message.startswith("response_format.json_schema: "), schema
+    for format_ in (["date"], {"a": 1}, 3):
+        assert "format" in refusal(grammars, schema_asked({"format": format_}))
+    assert "allOf" in refusal(grammars, schema_asked({"format": "date", "pattern": "a", "allOf": 3}))
+
+
+def test_a_refused_token_says_why(grammars: Grammars) -> None:
+    matcher = compiled(grammars, asked("regex", regex="ab")).matcher()
+    with pytest.raises(RequestError, match=r"does not allow token 3 here: \w") as raised:
+        matcher.push(3)
+    assert "\n" not in raised.value.message
 
 
 def nested(depth: int) -> Any:
