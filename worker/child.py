@@ -1,6 +1,6 @@
 """The model process: holds the engine, speaks only to its parent, and ends when the parent's pipe closes.
 
-    reader thread   parent's frames -> decode, render, tokenize -> inbox
+    reader thread   parent's frames -> decode, render, tokenize -> inbox     what takes long: on other threads
     main thread     inbox -> engine.add / abort -> engine.step -> one frame to the parent
 
 Run as `python -m worker.child READ_FD WRITE_FD`.
@@ -15,14 +15,11 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 from typing import BinaryIO
 
-import pydantic
-
 from engine.dry_run import is_dry_run, open_dry_run
-from engine.interface import Delta, EngineCore, Request, Written
-from protocol import ErrorCode, Job, ModelUnavailable, RequestError, describe_validation
+from engine.interface import Delta, EngineCore
+from protocol import ModelUnavailable, RequestError
 from worker.frames import (
     Begun,
     Drop,
@@ -36,28 +33,7 @@ from worker.frames import (
     encode,
     encode_step,
 )
-from worker.volume import check_volume
-
-log = logging.getLogger("millstream.model")
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A job ready to be added."""
-
-    request: Request
-    stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A job that cannot run here."""
-
-    key: str
-    error: RequestError
-
-
-Inbox = queue.SimpleQueue[Accepted | Refused | Drop]
+from worker.preparation import Inbox, Preparation, Refused
 
 
 def open_engine(load: Load) -> EngineCore:
@@ -80,41 +56,19 @@ def open_engine(load: Load) -> EngineCore:
         raise ModelUnavailable(f"model {load.model}: {error}") from None
 
 
-def prepare(engine: EngineCore, run: Run) -> Accepted | Refused:
-    """Decode, render and tokenize one job; in the engine it goes by the pipe's key."""
-    try:
-        job = Job.decode(run.payload)
-        request = engine.prepare(job)
-        check_volume(request)
-    except pydantic.ValidationError as error:
-        return Refused(run.key, RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)))
-    except RequestError as error:
-        return Refused(run.key, error)
-    except Exception as error:  # whatever a template or a tokenizer comes up with, it is this job's alone
-        log.exception("job %s could not be prepared", run.key)
-        return Refused(run.key, RequestError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}"))
-    return Accepted(replace(request, id=run.key, written=written(run, request)), job.stream)
-
-
-def written(run: Run, request: Request) -> tuple[Written, ...]:
-    """What earlier attempts logged, one a choice; nothing where they got nowhere."""
-    if not run.written:
-        return ()
-    untouched = [Written()] * (request.num_choices - len(run.written))
-    return (*(Written(tuple(token_ids), ended) for token_ids, ended in run.written), *untouched)
-
-
 def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> None:
     """The reader thread. End of file means that the parent is gone: the process ends, whatever it computes.
 
     It reads from the start, while the model still loads, so that this holds then too.
     """
+    preparation: Preparation | None = None
     for line in source:
         frame = decode_to_model(line)
+        preparation = preparation or Preparation(loading.result(), inbox)
         if isinstance(frame, Run):
-            inbox.put(prepare(loading.result(), frame))
+            preparation.run(frame)
         elif isinstance(frame, Drop):
-            inbox.put(frame)
+            preparation.drop(frame)
     os._exit(0)
 
 

@@ -16,9 +16,10 @@ from broker.calls import Lease
 from engine.dry_run import DryRunEngine, Options
 from engine.interface import Delta
 from protocol import Job, Result, SamplingParams, TokenEvent, TokenLogprob, decode_event
-from worker.child import Inbox, prepare, take_in, to_piece
+from worker.child import take_in, to_piece
 from worker.frames import Run, Step, decode_from_model, decode_to_model, encode, encode_step
 from worker.held import CHECKPOINT_TOKENS, Held
+from worker.preparation import Inbox, Preparation
 
 LENGTHS = (3, CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS + 5)
 """Words of the three prompts."""
@@ -51,7 +52,7 @@ class Attempt:
         self._held = Held(Lease(job.id, number, 0, len(log), 1_000, 2_000, payload), log)
         run: Any = decode_to_model(encode(Run(self._held.key, payload.decode(), self._held.written)))
         inbox: Inbox = queue.SimpleQueue()
-        inbox.put(prepare(self._engine, run))
+        Preparation(self._engine, inbox).run(run)
         begun, refused = take_in(self._engine, inbox, wait=True)
         assert refused == []
         (self._held.begun,) = begun

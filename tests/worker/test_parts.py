@@ -11,10 +11,7 @@ import redis.exceptions
 import typer
 
 from broker.calls import Lease
-from engine.dry_run import DryRequest, DryRunEngine, Options
 from protocol import (
-    ErrorCode,
-    Job,
     Result,
     TerminalEvent,
     TokenEvent,
@@ -22,7 +19,6 @@ from protocol import (
     decode_event,
 )
 from worker import rate as rate_module
-from worker.child import Refused, prepare
 from worker.cli import parse_bytes
 from worker.frames import (
     Begun,
@@ -211,21 +207,6 @@ def test_what_was_made_up_to_an_error_is_kept() -> None:
     end = decode_event(events[-1])
     assert isinstance(end, TerminalEvent)
     assert (end.type, end.code, end.message) == ("error", "engine_error", "why")
-
-
-class Fragile(DryRunEngine):
-    """An engine whose prepare meets something nobody has thought of."""
-
-    def prepare(self, job: Job) -> DryRequest:  # noqa: ARG002
-        raise RecursionError("template too deep")
-
-
-def test_whatever_a_job_does_to_its_preparation_it_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
-    refused = prepare(Fragile("echo", Options()), Run("1:j", '{"id":"j","prompt":"x"}', []))
-    assert isinstance(refused, Refused)
-    assert (refused.key, refused.error.code) == ("1:j", ErrorCode.ENGINE_ERROR)
-    assert refused.error.message == "RecursionError: template too deep"
-    assert "job 1:j" in caplog.text
 
 
 class FlakyQueue:

@@ -16,9 +16,9 @@ from engine.interface import Request
 from protocol import ErrorCode, Job, RequestError, SamplingParams, TokenEvent, TokenLogprob, decode_event
 from tests.worker.harness import result, submit, watch
 from worker import volume
-from worker.child import Refused, prepare
 from worker.frames import Begun, Piece, Run
 from worker.held import Held
+from worker.preparation import Refused, prepare
 from worker.volume import MOST_PROMPT_BYTES, check_volume
 
 
@@ -49,7 +49,7 @@ def test_more_than_can_be_told_is_refused(tokens: int, params: dict[str, Any], r
 
 def test_it_is_refused_before_it_runs() -> None:
     job = Job(id="j", prompt="w " * 50_000, params=SamplingParams(prompt_logprobs=20))
-    refused = prepare(DryRunEngine("words", Options()), Run("1:j", job.encode().decode(), []))
+    refused = prepare(DryRunEngine("words", Options()), Run("1:j", "", []), job)
     assert isinstance(refused, Refused)
     assert refused.error.code == ErrorCode.INVALID_REQUEST
 

@@ -1,0 +1,149 @@
+"""What becomes of a job before the engine has it: faults are its own, and nobody waits for a slow one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from engine.dry_run import DryRequest, DryRunEngine, Options
+from protocol import ErrorCode, Job, SamplingParams
+from worker.child import take_in
+from worker.frames import Drop, Run
+from worker.preparation import THREADS, Accepted, Inbox, Preparation, Refused
+
+DEADLINE_S = 10.0
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises when it panics: no Exception."""
+
+
+class Gated(DryRunEngine):
+    """An engine that compiles for as long as it is held up."""
+
+    def __init__(self) -> None:
+        super().__init__("words", Options())
+        self.gate = threading.Event()
+        self.begun: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def prepare(self, job: Job) -> DryRequest:
+        if job.params.response_format is not None or job.chat_template is not None:
+            self.begun.put(job.id)
+            assert self.gate.wait(DEADLINE_S)
+        if job.prompt == "panic":
+            raise PanicException("index out of\nbounds")
+        return super().prepare(job)
+
+
+@pytest.fixture
+def engine() -> Gated:
+    return Gated()
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return queue.SimpleQueue()
+
+
+def run(job_id: str, prompt: str = "a b", slow: bool = False) -> Run:
+    format_ = {"type": "regex", "regex": "a"} if slow else None
+    job = Job(id=job_id, prompt=prompt, params=SamplingParams.model_validate({"response_format": format_}))
+    return Run(f"1:{job_id}", job.encode().decode(), [])
+
+
+def key(item: Accepted | Refused | Drop) -> str:
+    return item.request.id if isinstance(item, Accepted) else item.key
+
+
+def test_nothing_waits_for_jobs_that_take_long(engine: Gated, inbox: Inbox) -> None:
+    preparation = Preparation(engine, inbox)
+    slow = [f"s{number}" for number in range(3 * THREADS)]
+    for job_id in slow:
+        preparation.run(run(job_id, slow=True))
+    preparation.run(run("quick"))
+    preparation.drop(Drop("1:other"))
+    assert [key(inbox.get(timeout=DEADLINE_S)) for _ in range(2)] == ["1:quick", "1:other"]
+    engine.gate.set()
+    arrived = {key(inbox.get(timeout=DEADLINE_S)) for _ in slow}
+    assert arrived == {f"1:{job_id}" for job_id in slow}
+
+
+def test_a_template_of_the_jobs_own_counts_as_slow(engine: Gated, inbox: Inbox) -> None:
+    preparation = Preparation(engine, inbox)
+    job = Job.model_validate(
+        {"id": "t", "messages": [{"role": "user", "content": "a"}], "chat_template": "{{ messages }}"}
+    )
+    preparation.run(Run("1:t", job.encode().decode(), []))
+    assert engine.begun.get(timeout=DEADLINE_S) == "t"
+    engine.gate.set()
+    assert key(inbox.get(timeout=DEADLINE_S)) == "1:t"
+
+
+def test_what_is_dropped_while_it_is_prepared_never_runs(engine: Gated, inbox: Inbox) -> None:
+    """Neither one that a thread is at, nor one that waits for a thread."""
+    preparation = Preparation(engine, inbox)
+    jobs = [f"s{number}" for number in range(THREADS + 2)]
+    for job_id in jobs:
+        preparation.run(run(job_id, slow=True))
+    begun = {engine.begun.get(timeout=DEADLINE_S) for _ in range(THREADS)}
+    for job_id in jobs:
+        preparation.drop(Drop(f"1:{job_id}"))
+    preparation.run(run("after", slow=True))
+    engine.gate.set()
+    seen = [key(inbox.get(timeout=DEADLINE_S)) for _ in range(len(jobs) + 1)]
+    assert seen == [*(f"1:{job_id}" for job_id in jobs), "1:after"]
+    assert inbox.empty()
+    assert begun == set(jobs[:THREADS])
+    assert engine.begun.get(timeout=DEADLINE_S) == "after"
+    assert engine.begun.empty()
+
+
+def test_a_job_that_is_dropped_and_comes_again(engine: Gated, inbox: Inbox) -> None:
+    """The next attempt goes by another key, so the first one's end is not taken for it."""
+    preparation = Preparation(engine, inbox)
+    preparation.run(run("j", slow=True))
+    preparation.drop(Drop("1:j"))
+    again = run("j", slow=True)
+    again.key = "2:j"
+    preparation.run(again)
+    engine.gate.set()
+    assert [key(inbox.get(timeout=DEADLINE_S)) for _ in range(2)] == ["1:j", "2:j"]
+    inbox.put(Drop("none"))
+    begun, refused = take_in(engine, inbox, wait=True)
+    assert (begun, refused) == ([], [])
+    assert inbox.empty()
+
+
+class Fragile(DryRunEngine):
+    """An engine whose prepare meets something nobody has thought of."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("echo", Options())
+        self._error = error
+
+    def prepare(self, job: Job) -> DryRequest:  # noqa: ARG002
+        raise self._error
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize(
+    "error", [RecursionError("too deep"), MemoryError(), PanicException("out of\nbounds")]
+)
+def test_whatever_a_job_does_to_its_preparation_it_fails_alone(
+    error: BaseException, slow: bool, inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    Preparation(Fragile(error), inbox).run(run("j", slow=slow))
+    refused = inbox.get(timeout=DEADLINE_S)
+    assert isinstance(refused, Refused)
+    assert (refused.key, refused.error.code) == ("1:j", ErrorCode.ENGINE_ERROR)
+    assert refused.error.message == " ".join(f"{type(error).__name__}: {error}".split())
+    assert "job 1:j" in caplog.text
+
+
+def test_a_payload_that_is_no_job_is_refused(engine: Gated, inbox: Inbox) -> None:
+    Preparation(engine, inbox).run(Run("1:j", '{"id":"j"}', []))
+    refused = inbox.get(timeout=DEADLINE_S)
+    assert isinstance(refused, Refused)
+    assert refused.error.code == ErrorCode.INVALID_REQUEST
