@@ -105,7 +105,9 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     expected = references(folder, one.class_name)
     loaded = load_runner(str(folder), dtype="float32", device="cpu", block_size=BLOCK_SIZE, num_kv_blocks=128)
-    windows = {getattr(module, "attention_window", None) for module in loaded.weights.model.modules()} - {None}
+    windows = {getattr(module, "attention_window", None) for module in loaded.weights.model.modules()} - {
+        None
+    }
     assert all(window <= WINDOW for window in windows)
     assert bool(windows) == ("window" in one.special), "the page says so, and the tiny model must have it"
     yield Tiny(loaded.runner, expected)

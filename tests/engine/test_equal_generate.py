@@ -157,33 +157,6 @@ def test_past_the_sliding_window(tmp_path: Path, options: dict[str, Any]) -> Non
     assert (engine.stats().preemptions > 0) == ("num_kv_blocks" in options)
 
 
-ARCHITECTURES = {
-    "Llama": {},
-    "Mistral": {"sliding_window": 8},
-    "Qwen3": {"head_dim": 16},
-    "Gemma2": {
-        "head_dim": 16,
-        "sliding_window": 8,
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 3.0,
-        "query_pre_attn_scalar": 16,
-    },
-    "GptOss": {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
-}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_architectures(tmp_path: Path, name: str) -> None:
-    model_class = getattr(transformers, f"{name}ForCausalLM")
-    folder = save_tiny(model_class, tmp_path, tiny_config(**ARCHITECTURES[name]))
-    model = model_class.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
-    prompts = [TINY[index]["prompt_ids"] for index in (0, 3, 7, 10)]
-    engine = engine_for(folder, block_size=8, max_num_batched_tokens=20)
-    out = drive(engine, [request(f"{index}", ids, 16) for index, ids in enumerate(prompts)], [0, 0, 2, 3])
-    assert [out[f"{index}"] for index in range(4)] == [greedy(model, ids, 16) for ids in prompts]
-    assert len({tuple(ids) for ids in out.values()}) == 4
-
-
 @pytest.mark.model
 def test_smollm2(smollm2_path: Path) -> None:
     rows = json.loads((FIXTURES / "smollm2_greedy_refs.json").read_text())["rows"]
