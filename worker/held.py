@@ -57,6 +57,8 @@ class Held:
         self.lease = lease
         self.leased_at = time.monotonic()
         self.next_seq = lease.logged + 1
+        self.sent_at: float | None = None
+        """When a model process was given it, monotonic: from then on its end may be this job's doing."""
         self.begun: Begun | None = None
         """What the model process said when it accepted the job."""
         self.complete = False

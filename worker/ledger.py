@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ ALONE_AFTER_CRASHES = 2
 class Ledger:
     """The jobs of one worker, by the key under which the model process knows them."""
 
-    def __init__(self, link: Link, worker: str, to_model: Callable[[ToModel], None]) -> None:
+    def __init__(self, link: Link, worker: str, to_model: Callable[[ToModel], bool]) -> None:
         self.model_name = ""
         self.empty = asyncio.Event()
         self.empty.set()
@@ -48,8 +49,13 @@ class Ledger:
 
     @property
     def running(self) -> int:
-        """Jobs the model process has accepted."""
-        return sum(held.begun is not None for held in self._held.values())
+        """Jobs the model process is at: it prepares them, or runs them."""
+        return sum(held.sent_at is not None for held in self._held.values())
+
+    @property
+    def running_since(self) -> float | None:
+        """When the oldest of them was sent; None without any."""
+        return min((held.sent_at for held in self._held.values() if held.sent_at is not None), default=None)
 
     @property
     def sequences(self) -> int:
@@ -91,7 +97,9 @@ class Ledger:
         return events
 
     def _run(self, held: Held) -> None:
-        self._to_model(Run(held.key, held.lease.payload.decode("utf-8", "replace"), held.written))
+        payload = held.lease.payload.decode("utf-8", "replace")
+        if self._to_model(Run(held.key, payload, held.written)):
+            held.sent_at = time.monotonic()
 
     def _run_suspect(self) -> None:
         """Run a suspect once nothing else is held."""
@@ -191,7 +199,7 @@ class Ledger:
     async def convict(self) -> None:
         """The process died while a suspect ran alone: dead letter. Does nothing if none did."""
         held = self._alone
-        if held is None or held.begun is None:
+        if held is None or held.sent_at is None:
             return
         message = (
             f"the process that ran it died {held.lease.crashes + 1} times, the last time with this job alone"
@@ -203,13 +211,13 @@ class Ledger:
             self._forget(held)
 
     async def hand_back(self, crashed: bool) -> None:
-        """Log what is unlogged and release every lease; `crashed` counts against the jobs that had begun."""
+        """Log what is unlogged and release every lease; `crashed` counts against the jobs that were sent."""
         async with self._speaking:
             holding = list(self._held.values())
             if not holding:
                 return
             await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
-            triples = [(held.id, held.attempt, crashed and held.begun is not None) for held in holding]
+            triples = [(held.id, held.attempt, crashed and held.sent_at is not None) for held in holding]
             released = await self._link.run(calls.release(self._keys, self._worker, triples))
             log.info("handed back %d jobs", released)
             self._suspects.clear()

@@ -6,6 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 from protocol import Fingerprint, ModelUnavailable
@@ -87,17 +89,31 @@ class ModelProcess:
         """Queue a frame; what a dead process does not read is noticed by `step`."""
         self._writer.write(encode(frame))
 
-    async def step(self, timeout_s: float | None) -> Step:
+    async def step(self, timeout_s: float, running_since: Callable[[], float | None]) -> Step:
         """The next step's news.
 
+        Args:
+            timeout_s: how long a process that has jobs may say nothing.
+            running_since: when it was given the oldest of them, monotonic; None without any. Asked again and again:
+                jobs are sent while this waits.
+
         Raises:
-            ModelCrashed: the process ended, or said nothing for `timeout_s` seconds and was killed.
+            ModelCrashed: the process ended, or said nothing for too long and was killed.
         """
+        heard = time.monotonic()
+        next_frame = asyncio.ensure_future(self._next())
+        left = timeout_s
         try:
-            frame = await asyncio.wait_for(self._next(), timeout_s)
-        except TimeoutError:
-            self._process.kill()
-            raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed") from None
+            while not (await asyncio.wait({next_frame}, timeout=left))[0]:
+                since = running_since()
+                now = time.monotonic()
+                left = timeout_s if since is None else max(heard, since) + timeout_s - now
+                if left <= 0:
+                    self._process.kill()
+                    raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed")
+            frame = next_frame.result()
+        finally:
+            next_frame.cancel()
         if not isinstance(frame, Step):
             raise TypeError(f"the model process said {type(frame).__name__} while it ran")
         return frame

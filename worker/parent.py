@@ -172,9 +172,8 @@ class Worker:
             model = self._model
             if model is None:
                 raise RuntimeError("no model process")
-            timeout_s = self._settings.step_timeout_s if self._ledger.running else None
             try:
-                step = await model.step(timeout_s)
+                step = await model.step(self._settings.step_timeout_s, lambda: self._ledger.running_since)
             except ModelCrashed as error:
                 await self._replace_model(model, error)
                 continue
@@ -191,10 +190,11 @@ class Worker:
         self._rate = Rate()
         await self._load_model()
 
-    def _to_model(self, frame: ToModel) -> None:
-        """Between two model processes nothing is sent: the next one is given what is held."""
+    def _to_model(self, frame: ToModel) -> bool:
+        """Whether it was sent. Between two model processes nothing is: the next one is given what is held."""
         if self._model is not None:
             self._model.send(frame)
+        return self._model is not None
 
     # -- leases ------------------------------------------------------------------------------------------------
 

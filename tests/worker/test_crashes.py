@@ -99,6 +99,25 @@ def test_a_job_that_kills_its_process_is_convicted_and_its_neighbours_are_not(
     nothing_left(queue)
 
 
+@pytest.mark.parametrize("ends_by", ["a kill", "--step-timeout"])
+def test_a_job_whose_preparation_ends_the_process_is_counted(
+    queue: Queue, workers: Workers, ends_by: str
+) -> None:
+    """It has not begun, but it was sent: a template that fills the memory would come again for ever."""
+    worker = workers.start("--step-timeout", "1").ready()
+    model_process = worker.model_process()
+    model_process.suspend()
+    submit(queue, "j", words(3))
+    until(lambda: queue.run(calls.look(queue.keys, "j")).attempt == 1, "leased")
+    if ends_by == "a kill":
+        model_process.kill()
+    assert ended(queue, "j").text == words(3)
+    assert result(queue, "j").attempt == 2
+    assert "died" in worker.log
+    assert "1 jobs running" in worker.log
+    assert [int(count) for count in queue.client.hmget(queue.keys.job("j"), "crashes") if count] == [1]  # type: ignore[union-attr]
+
+
 def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Workers) -> None:
     worker = workers.start("--step-timeout", "1").ready()
     submit(queue, "j", words(60))
