@@ -36,7 +36,7 @@ def describe(error: ValidationError) -> str:
 
 def _describe(item: Any) -> str | None:
     name, *inside = item["loc"] or (None,)
-    if item["type"] == "extra_forbidden":
+    if item["type"] == "extra_forbidden" and not inside:
         near = get_close_matches(str(name), SamplingParams.model_fields, 1)
         return f"{name}: no such parameter" + (f"; is {near[0]} meant?" if near else "")
     if name not in SamplingParams.model_fields or (name == "response_format" and inside):

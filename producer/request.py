@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from broker.calls import Submitted
 from producer import ranges
+from producer.nesting import DEEPEST, deeper_than
 from protocol import (
     ErrorCode,
     Job,
@@ -25,6 +27,7 @@ from protocol import (
     describe_validation,
 )
 from protocol.job import CHAT_ONLY, JobId
+from protocol.response_format import JsonSchemaFormat
 
 MAX_PAYLOAD_BYTES = 4 << 20
 """Largest job a producer sends: the server holds every waiting one in memory."""
@@ -127,8 +130,9 @@ def check_size(job: Job) -> int:
     """The job's payload in bytes.
 
     Raises:
-        RequestError: it is larger than we send, or holds half a character.
+        RequestError: it is larger than we send, or holds what JSON in UTF-8 cannot carry.
     """
+    _check_json(job)
     try:
         size = len(job.encode())
     except PydanticSerializationError:  # pydantic lets a lone surrogate in and not out
@@ -138,6 +142,39 @@ def check_size(job: Job) -> int:
     if size > MAX_PAYLOAD_BYTES:
         raise _invalid(f"the job has {size:,} bytes; the limit is {MAX_PAYLOAD_BYTES:,} (4 MiB)")
     return size
+
+
+def _check_json(job: Job) -> None:
+    """Refuse what JSON cannot carry in fields that hold any JSON: pydantic writes NaN as null, a set as a list.
+
+    Raises:
+        RequestError: naming the field.
+    """
+    wanted = job.params.response_format
+    schema = wanted.json_schema.schema_ if isinstance(wanted, JsonSchemaFormat) else None
+    calls = [message.tool_calls for message in job.messages or () if message.tool_calls]
+    for field, value in (
+        ("tools", job.tools),
+        ("chat_template_kwargs", job.chat_template_kwargs),
+        ("messages: tool_calls", calls),
+        ("response_format.json_schema.schema", schema),
+    ):
+        if value:
+            _check_value(field, value)
+
+
+def _check_value(field: str, value: Any) -> None:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        raise _invalid(f"{field}: half a character (a lone surrogate), which UTF-8 cannot carry") from None
+    except RecursionError:
+        raise _invalid(f"{field}: nested more than {DEEPEST} levels deep") from None
+    except (TypeError, ValueError) as error:  # NaN, an object of Python's, a list in itself
+        raise _invalid(f"{field}: JSON cannot carry it: {error}") from None
+    if text.count("[") + text.count("{") > DEEPEST and deeper_than(value, DEEPEST):
+        raise _invalid(f"{field}: nested more than {DEEPEST} levels deep")
 
 
 def not_taken(jobs: Sequence[Job], answers: Sequence[Submitted]) -> tuple[list[Job], Submitted | None]:

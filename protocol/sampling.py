@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -15,6 +16,9 @@ MAX_LOGPROBS = 20
 """Most alternatives told a token, as in vLLM and OpenAI's API."""
 
 
+_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
 def _listed(value: Any) -> Any:
     """A list as a tuple: what is frozen holds nothing that can change."""
     return tuple(value) if isinstance(value, list) else value
@@ -25,11 +29,11 @@ def _one_or_several(value: Any) -> Any:
 
 
 def _ids_as_numbers(value: Any) -> Any:
-    """JSON writes the keys of an object as strings."""
+    """JSON writes the keys of an object as strings; each number in one way only, so that no two are the same."""
     if not isinstance(value, Mapping):
         return value
     return {
-        int(key) if isinstance(key, str) and key.isdecimal() else key: item for key, item in value.items()
+        int(key) if isinstance(key, str) and _ID.fullmatch(key) else key: item for key, item in value.items()
     }
 
 

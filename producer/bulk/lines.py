@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from producer.nesting import DEEPEST, deeper_than
+
 BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 32 << 20
 """Bytes. A prompt holds at most 4 MiB; escapes (six bytes a character) and other columns come on top."""
-DEEPEST = 100
-"""Levels of nesting. Python's own limit depends on who calls; a row that was read must also be writable."""
 BLANK = b" \t\r\n"
 
 
@@ -126,7 +126,7 @@ def _parse_object(line: Line) -> dict[str, Any]:
 
 def _check_writable(raw: bytes, value: dict[str, Any]) -> None:
     """Refuse what JSON can say and a JSONL file in UTF-8 cannot, or not safely."""
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _deeper_than(value, DEEPEST):
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and deeper_than(value, DEEPEST):
         raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep")
     if b"\\u" in raw:
         try:
@@ -135,20 +135,6 @@ def _check_writable(raw: bytes, value: dict[str, Any]) -> None:
             raise _Fault(
                 "invalid_json", "half a character (a lone surrogate), which UTF-8 cannot carry"
             ) from None
-
-
-def _deeper_than(value: Any, levels: int) -> bool:
-    front = [value]
-    for _ in range(levels + 1):
-        front = [
-            below
-            for above in front
-            for below in (above.values() if isinstance(above, dict) else above)
-            if isinstance(below, dict | list)
-        ]
-        if not front:
-            return False
-    return True
 
 
 def _kind(value: Any) -> str:
