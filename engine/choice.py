@@ -86,8 +86,8 @@ class Choice:
         """The end of a choice whose earlier attempt left nothing to compute."""
         if self._last is None:
             return None
-        reason, stop_reason = self._end(self._last)
-        return None if reason is None else self._delta([], "", reason, stop_reason)
+        text, reason, stop_reason = self._end(self._last)
+        return None if reason is None else self._delta([], text, reason, stop_reason)
 
     def append(self, token_id: int, logprobs: Logprobs | None) -> Delta:
         """Take in a drawn token.
@@ -104,11 +104,8 @@ class Choice:
             text = self._text.end(token_id)
         else:
             text = self._text.push(token_id)
-        reason, stop_reason = self._end(token_id)
-        if reason == "length":
-            text += self._text.flush()
-            reason, stop_reason = self._end(token_id)  # what was held back may hold a stop string
-        delta = self._delta([token_id], text, reason, stop_reason)
+        held, reason, stop_reason = self._end(token_id)
+        delta = self._delta([token_id], text + held, reason, stop_reason)
         if logprobs is not None:
             delta.logprobs = [self.told(logprobs)]
         return delta
@@ -135,7 +132,14 @@ class Choice:
             ],
         )
 
-    def _end(self, last: int) -> tuple[FinishReason | None, str | int | None]:
+    def _end(self, last: int) -> tuple[str, FinishReason | None, str | int | None]:
+        """What ends the output after this token, if anything does, and the text held back until then."""
+        reason, stop_reason = self._reason(last)
+        if reason != "length":
+            return "", reason, stop_reason
+        return self._text.flush(), *self._reason(last)  # what was held back may hold a stop string
+
+    def _reason(self, last: int) -> tuple[FinishReason | None, str | int | None]:
         if last in self._eos:
             return "stop", None
         if last in self._stop_ids:

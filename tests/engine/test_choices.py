@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from tests.engine.doubles import (
     request,
     resumed,
     run,
+    scripted,
     tiny,
     token_ids,
 )
+from tests.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,6 +159,22 @@ def test_a_resumed_choice_that_lacked_only_its_end() -> None:
     rest = run(engine, [resumed(new, whole[0], whole[1][:2])])["r"]
     assert choices(rest) == {0: [], 1: whole[1][2:]}
     assert_empty(engine)
+
+
+@pytest.mark.parametrize(("stop", "ending"), [("abc", ("ab", "length")), ("zz", ("", "length"))])
+def test_a_resumed_choice_whose_limit_has_shrunk_loses_no_text(stop: str, ending: tuple[str, str]) -> None:
+    """The next worker's context is shorter: what was held back for a stop string is told with the end."""
+    tokenizer = byte_tokenizer(VOCAB)
+    script = tokenizer.encode("xyabzz", add_special_tokens=False)
+    logits = scripted({5: script}, VOCAB)
+    new = request("r", [5], 6, stop=[stop])
+    first = make_engine(PagedDouble(logits), tokenizer)
+    first.add(new)
+    sent = "".join(delta.text for _ in range(4) for delta in first.step())
+    shorter = resumed(replace(new, max_tokens=(4,)), script[:4])
+    (last,) = run(make_engine(PagedDouble(logits), tokenizer), [shorter])["r"]
+    assert (last.text, last.finish_reason) == ending
+    assert sent + last.text == "xyab"
 
 
 ROWS = st.lists(
