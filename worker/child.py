@@ -1,6 +1,6 @@
 """The model process: holds the engine, speaks only to its parent, and ends when the parent's pipe closes.
 
-    reader thread   parent's frames -> decode, render, tokenize -> inbox     what takes long: on other threads
+    reader thread   parent's frames -> decode -> other threads: render, tokenize, compile -> inbox
     main thread     inbox -> engine.add / abort -> engine.step -> one frame to the parent
 
 Run as `python -m worker.child READ_FD WRITE_FD`.

@@ -1,11 +1,11 @@
 """From a payload to a request that the engine can add.
 
-    reader thread    Run, nothing slow in it   -> prepare -> inbox
-                     Run that compiles         -> pool    -> prepare -> inbox
-                     Drop                      ------------------------> inbox, and what the pool makes of it is lost
+    reader thread    Run, mostly         -> one thread       -> prepare -> inbox     in order
+                     Run, may take long  -> several threads  -> prepare -> inbox     as it comes
+                     Drop                -------------------------------> inbox     what comes of it later is lost
 
-A grammar may take 5 s to be refused, and so may a template that came with a job. Read one after the other, 64 such
-rows held back every job and every cancel behind them for as long as all of them took.
+A grammar may take 5 s to be refused, and so may a template that came with a job; 4 MiB of text are tokenized in as
+long. Read one after the other, 16 such rows held back every job and every cancel behind them for 80 s.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ log = logging.getLogger("millstream.model")
 
 T = TypeVar("T")
 
+LONG_PAYLOAD = 1 << 16
+"""Bytes; from here on tokenizing is counted in tens of milliseconds."""
 THREADS = 4
 """They mostly wait: grammars are tried one at a time in a process of their own."""
 
@@ -58,8 +60,10 @@ class Preparation:
     def __init__(self, engine: EngineCore, inbox: Inbox) -> None:
         self._engine = engine
         self._inbox = inbox
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
-        self._in_pool: set[str] = set()
+        self._in_order = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._beside = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare-long")
+        self._wanted: set[str] = set()
+        """Keys of jobs that are with one of them and have not been dropped."""
         self._lock = threading.Lock()
 
     def run(self, run: Run) -> None:
@@ -67,27 +71,33 @@ class Preparation:
         job = decode(run)
         if isinstance(job, Refused):
             self._inbox.put(job)
-        elif job.params.response_format is None and job.chat_template is None:
-            self._inbox.put(prepare(self._engine, run, job))
-        else:
-            with self._lock:
-                self._in_pool.add(run.key)
-            self._pool.submit(self._in_its_time, run, job)
+            return
+        with self._lock:
+            self._wanted.add(run.key)
+        pool = self._beside if may_take_long(run, job) else self._in_order
+        pool.submit(self._in_its_time, run, job)
 
     def drop(self, drop: Drop) -> None:
         """Forget a job, wherever it is."""
         with self._lock:
-            self._in_pool.discard(drop.key)
+            self._wanted.discard(drop.key)
             self._inbox.put(drop)
 
     def _in_its_time(self, run: Run, job: Job) -> None:
-        if run.key not in self._in_pool:
+        if run.key not in self._wanted:
             return  # dropped while it waited
         prepared = prepare(self._engine, run, job)
         with self._lock:
-            if run.key in self._in_pool:
-                self._in_pool.remove(run.key)
+            if run.key in self._wanted:
+                self._wanted.remove(run.key)
                 self._inbox.put(prepared)
+
+
+def may_take_long(run: Run, job: Job) -> bool:
+    """Whether jobs behind it should not wait for its preparation."""
+    params = job.params
+    compiles = params.response_format is not None or job.chat_template is not None
+    return compiles or bool(params.bad_words) or len(run.payload) > LONG_PAYLOAD
 
 
 def decode(run: Run) -> Job | Refused:

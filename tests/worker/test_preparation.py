@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from engine.dry_run import DryRequest, DryRunEngine, Options
 from protocol import ErrorCode, Job, SamplingParams
 from worker.child import take_in
 from worker.frames import Drop, Run
-from worker.preparation import THREADS, Accepted, Inbox, Preparation, Refused
+from worker.preparation import LONG_PAYLOAD, THREADS, Accepted, Inbox, Preparation, Refused
 
 DEADLINE_S = 10.0
 
@@ -29,7 +30,7 @@ class Gated(DryRunEngine):
         self.begun: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def prepare(self, job: Job) -> DryRequest:
-        if job.params.response_format is not None or job.chat_template is not None:
+        if not job.id.startswith("quick"):
             self.begun.put(job.id)
             assert self.gate.wait(DEADLINE_S)
         if job.prompt == "panic":
@@ -70,15 +71,38 @@ def test_nothing_waits_for_jobs_that_take_long(engine: Gated, inbox: Inbox) -> N
     assert arrived == {f"1:{job_id}" for job_id in slow}
 
 
-def test_a_template_of_the_jobs_own_counts_as_slow(engine: Gated, inbox: Inbox) -> None:
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ messages }}"},
+        {"prompt": "a", "params": {"response_format": {"type": "json_object"}}},
+        {"prompt": "a", "params": {"bad_words": ["a"]}},
+        {"prompt": "a " * LONG_PAYLOAD},
+    ],
+)
+def test_what_may_take_long_is_prepared_beside_the_others(
+    job: dict[str, Any], engine: Gated, inbox: Inbox
+) -> None:
     preparation = Preparation(engine, inbox)
-    job = Job.model_validate(
-        {"id": "t", "messages": [{"role": "user", "content": "a"}], "chat_template": "{{ messages }}"}
-    )
-    preparation.run(Run("1:t", job.encode().decode(), []))
-    assert engine.begun.get(timeout=DEADLINE_S) == "t"
+    preparation.run(Run("1:long", Job.model_validate({"id": "long", **job}).encode().decode(), []))
+    assert engine.begun.get(timeout=DEADLINE_S) == "long"
+    preparation.run(run("quick"))
+    assert key(inbox.get(timeout=DEADLINE_S)) == "1:quick"
     engine.gate.set()
-    assert key(inbox.get(timeout=DEADLINE_S)) == "1:t"
+    assert key(inbox.get(timeout=DEADLINE_S)) == "1:long"
+
+
+def test_the_others_stay_in_order_and_hold_back_no_cancel(engine: Gated, inbox: Inbox) -> None:
+    preparation = Preparation(engine, inbox)
+    for number in range(5):
+        preparation.run(run(f"j{number}"))
+    assert engine.begun.get(timeout=DEADLINE_S) == "j0"
+    preparation.drop(Drop("1:j2"))
+    assert key(inbox.get(timeout=DEADLINE_S)) == "1:j2"
+    engine.gate.set()
+    assert [key(inbox.get(timeout=DEADLINE_S)) for _ in range(4)] == [
+        f"1:j{number}" for number in (0, 1, 3, 4)
+    ]
 
 
 def test_what_is_dropped_while_it_is_prepared_never_runs(engine: Gated, inbox: Inbox) -> None:
