@@ -43,8 +43,10 @@ def generate(
         One result a prompt, in order. One that cannot be answered has `state` "failed" and an `error`.
 
     Raises:
-        MillstreamError: the engine is at work for somebody else, or two jobs have one id.
+        MillstreamError: the engine is at work for somebody else, two jobs have one id, or `prompts` is no list.
     """
+    if isinstance(prompts, str):  # it would be as many prompts as it has characters
+        raise MillstreamError("generate takes a list of prompts, not a text: put it in a list")
     if engine.has_work():
         raise MillstreamError("generate needs an engine that is idle")
     ids = [prompt.id if isinstance(prompt, Job) else f"{name}-{i}" for i, prompt in enumerate(prompts)]

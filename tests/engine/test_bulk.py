@@ -46,6 +46,8 @@ def test_a_bulk_call_refuses_an_engine_at_work_and_ids_given_twice() -> None:
     with pytest.raises(MillstreamError, match="same id"):
         engine.generate([job, job])
     engine.add(request("r", [5]))
+    with pytest.raises(MillstreamError, match="put it in a list"):
+        engine.generate("a text")
     with pytest.raises(MillstreamError, match="idle"):
         engine.generate([[5]])
     engine.abort("r")
