@@ -358,7 +358,7 @@ class Engine:
         self._output_tokens += 1
         sequence.token_ids.append(token_id)
         if delta.finish_reason is not None:
-            self._scheduler.remove(sequence)
+            self._scheduler.finish(sequence)
             self._leave(running, delta)
         return [delta]
 

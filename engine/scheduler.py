@@ -27,8 +27,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
+from engine.forecast import Forecast
 from engine.interface import Request
-from engine.sequence import Line, Sequence
+from engine.sequence import Line, Sequence, place
 from engine.slots import SlotAllocator
 from protocol import ErrorCode, RequestError
 
@@ -71,6 +72,9 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         """Prompt tokens that were not computed because their KV was there."""
+        self.num_recomputed_tokens = 0
+        """Tokens computed again after a preemption."""
+        self.forecast = Forecast(blocks)
         self._arrivals = 0
 
     def add(self, request: Request, choices: Iterable[int] | None = None) -> list[Sequence]:
@@ -114,6 +118,11 @@ class Scheduler:
             sequence.leader.followers.remove(sequence)
         else:
             self.waiting.remove(sequence)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Let a running sequence go that has come to its end; its length is remembered."""
+        self.forecast.lengths.observe(sequence.num_output_tokens)
+        self._retire(sequence)
 
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that a step has computed tokens of a running sequence."""
@@ -179,7 +188,7 @@ class Scheduler:
         """
         while budget:
             spare = self.blocks.num_free - len(self.running)
-            sequence = self.slots.admit(self.waiting, self._need, spare)
+            sequence = self.slots.admit(self.waiting, self._need_if_it_fits, spare)
             if sequence is None:
                 return
             self._place(sequence, plan)
@@ -192,6 +201,13 @@ class Scheduler:
         """Blocks to take on admission. What the prefix cache may save is not counted on: it lies in free blocks."""
         need = self.blocks.blocks_for(sequence.num_tokens)
         return need - self._led(sequence) // self.blocks.block_size
+
+    def _need_if_it_fits(self, sequence: Sequence) -> int:
+        """As `_need`; more than there is where the pool would overflow before enough others have ended."""
+        need = self._need(sequence)
+        if self.running and not self.forecast.fits(self.running, sequence, need):
+            return self.blocks.num_blocks + 1
+        return need
 
     def _led(self, sequence: Sequence) -> int:
         """Tokens whose KV the leader has."""
@@ -213,6 +229,8 @@ class Scheduler:
         sequence.block_table = shared + new
         sequence.num_computed_tokens = len(shared) * size + led % size
         self.num_cached_tokens += min(sequence.num_computed_tokens, len(sequence.prompt))
+        self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed_tokens)
+        sequence.num_lost_tokens = 0
 
     def _shared_with_leader(self, sequence: Sequence, count: int) -> list[int]:
         leader = sequence.leader
@@ -243,16 +261,26 @@ class Scheduler:
         if not self._lacks_block(sequence):
             return True
         while not self.blocks.num_free:  # a victim that only shared its blocks frees none
-            victim = self.running.last
+            victim = self._victim(sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
         sequence.block_table += self.blocks.allocate(1)
         return True
 
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Whom to send back: of the lowest priority, who has the least to compute again; nobody planned already."""
+        behind = [other for other in self.running if not place(other) < place(sequence)]
+        lowest = max(other.priority for other in behind)
+        return min(
+            (other for other in behind if other.priority == lowest),
+            key=lambda other: (other.num_computed_tokens, -other.arrival),
+        )
+
     def _preempt(self, sequence: Sequence) -> None:
         """Send a sequence back to its place in line; it keeps its tokens and computes their KV again."""
         logger.info("request %s preempted at %d tokens: no free block", sequence.id, sequence.num_tokens)
+        sequence.num_lost_tokens = sequence.num_computed_tokens
         self._retire(sequence)
         self.waiting.add(sequence)
         self.num_preemptions += 1

@@ -28,6 +28,7 @@ class Sequence:
         "followers",
         "leader",
         "num_computed_tokens",
+        "num_lost_tokens",
         "passed_over",
         "prompt",
         "request",
@@ -43,6 +44,8 @@ class Sequence:
         written = request.written[choice].token_ids if request.written else ()
         self.token_ids: list[int] = [*self.prompt, *written]
         self.num_computed_tokens = 0
+        self.num_lost_tokens = 0
+        """Tokens it had computed when it was last preempted, while it waits."""
         self.block_table: list[int] = []
         self.contents: list[int] = []
         """Of its first full blocks: their numbers in the prefix cache."""
@@ -92,7 +95,8 @@ class Sequence:
         return f"<Sequence {self.id}.{self.choice} {where}>"
 
 
-def _place(sequence: Sequence) -> tuple[int, int]:
+def place(sequence: Sequence) -> tuple[int, int]:
+    """Where a sequence stands in any line."""
     return sequence.request.priority, sequence.arrival
 
 
@@ -116,7 +120,7 @@ class Line:
         return self._sequences[-1]
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._sequences, sequence, key=_place)
+        insort(self._sequences, sequence, key=place)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out.
@@ -124,7 +128,7 @@ class Line:
         Raises:
             ValueError: it does not stand in this line.
         """
-        index = bisect_left(self._sequences, _place(sequence), key=_place)
+        index = bisect_left(self._sequences, place(sequence), key=place)
         if index == len(self._sequences) or self._sequences[index] is not sequence:
             raise ValueError(f"{sequence!r} is not in line")
         del self._sequences[index]
@@ -133,7 +137,7 @@ class Line:
         """The first `size` in line, and the first of each priority that begins further back."""
         front = self._sequences[:size]
         while front:
-            index = bisect_left(self._sequences, (front[-1].priority + 1, 0), key=_place)
+            index = bisect_left(self._sequences, (front[-1].priority + 1, 0), key=place)
             if index == len(self._sequences):
                 break
             front.append(self._sequences[index])

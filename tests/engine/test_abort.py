@@ -14,6 +14,7 @@ from tests.engine.doubles import (
     assert_empty,
     hashed,
     make_engine,
+    optimistic,
     request,
     token_ids,
 )
@@ -26,7 +27,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.runner = PagedDouble(hashed, max_model_len=64, num_kv_blocks=8)
-        self.engine = make_engine(self.runner, max_num_batched_tokens=16, max_num_seqs=3)
+        self.engine = optimistic(make_engine(self.runner, max_num_batched_tokens=16, max_num_seqs=3))
         self.deltas: Output = defaultdict(list)
 
     def start(self, number: int) -> None:

@@ -11,7 +11,17 @@ import torch
 from engine.engine import Engine
 from engine.interface import Request
 from protocol import ErrorCode, SamplingParams
-from tests.engine.doubles import PagedDouble, choices, hashed, make_engine, request, resumed, run, token_ids
+from tests.engine.doubles import (
+    PagedDouble,
+    choices,
+    hashed,
+    make_engine,
+    optimistic,
+    request,
+    resumed,
+    run,
+    token_ids,
+)
 from tests.engine.test_equal_generate import engine_for
 from tests.models import tiny_recipe
 
@@ -39,7 +49,7 @@ NEIGHBOURS: dict[str, list[Request]] = {
 @pytest.fixture(scope="module")
 def engines(tiny_model_dir: Path) -> dict[str, Engine]:
     torch.set_num_threads(1)
-    return {name: engine_for(tiny_model_dir, **options) for name, options in ENGINES.items()}
+    return {name: optimistic(engine_for(tiny_model_dir, **options)) for name, options in ENGINES.items()}
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from engine.loading import load_runner
 from engine.model_runner import ModelRunner
 from protocol import Fingerprint, ModelUnavailable
 from tests.architectures import ARRANGEMENTS, BASE, VERIFIED, WINDOW, Architecture
-from tests.engine.doubles import TokenIds, request
+from tests.engine.doubles import TokenIds, optimistic, request
 from tests.models import save_tiny
 from tests.models_page import page
 from tests.refused_architectures import REFUSED, Refused
@@ -149,7 +149,7 @@ def test_prefix(tiny: Tiny) -> None:
 
 
 def test_preempted(tiny: Tiny) -> None:
-    engine = tiny.engine(num_kv_blocks=14)
+    engine = optimistic(tiny.engine(num_kv_blocks=14))
     assert answer(engine) == tiny.expected
     assert engine.stats().preemptions > 0
 

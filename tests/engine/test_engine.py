@@ -21,6 +21,7 @@ from tests.engine.doubles import (
     case,
     hashed,
     make_engine,
+    optimistic,
     request,
     resumed,
     run,
@@ -189,7 +190,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch_on_preemption_or_on_a_resume(
 
     requests = [request(f"r{i}", [3 + i] * (5 + i), 20, seed=i, temperature=1.0, top_p=0.9) for i in range(6)]
     roomy = run(make_engine(PagedDouble(flat, num_kv_blocks=100)), requests)
-    tight_engine = make_engine(PagedDouble(flat, num_kv_blocks=7), max_num_batched_tokens=9)
+    tight_engine = optimistic(make_engine(PagedDouble(flat, num_kv_blocks=7), max_num_batched_tokens=9))
     tight = run(tight_engine, requests)
     assert tight_engine.stats().preemptions > 0
     for new in requests:

@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.interface import Chunk, Request, Runner
 from engine.loading import load_engine, load_runner
 from protocol import ErrorCode, Fingerprint, Job, RequestError
-from tests.engine.doubles import TokenIds, case, request
+from tests.engine.doubles import TokenIds, case, optimistic, request
 from tests.models import FIXTURES, save_tiny, tiny_config, tiny_recipe
 
 TINY = tiny_recipe()["requests"]
@@ -101,7 +101,7 @@ def test_a_prompt_larger_than_the_budget(tiny_model_dir: Path, budget: int) -> N
 
 
 def test_preempted_sequences_are_computed_again_and_go_on(tiny_model_dir: Path) -> None:
-    engine = engine_for(tiny_model_dir, block_size=8, num_kv_blocks=20)
+    engine = optimistic(engine_for(tiny_model_dir, block_size=8, num_kv_blocks=20))
     out = drive(engine, [request(f"{index}", row["prompt_ids"], 40) for index, row in enumerate(TINY)])
     assert [out[f"{index}"] for index in range(12)] == [row["greedy_40"] for row in TINY]
     assert engine.stats().preemptions > 0
@@ -150,7 +150,7 @@ def test_past_the_sliding_window(tmp_path: Path, options: dict[str, Any]) -> Non
     folder = save_tiny(transformers.MistralForCausalLM, tmp_path, tiny_config(sliding_window=8))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     short = given["prompt_ids"][:6]
-    engine = engine_for(folder, block_size=8, **options)
+    engine = optimistic(engine_for(folder, block_size=8, **options))
     out = drive(engine, [request("long", given["prompt_ids"], 24), request("short", short, 24)], [0, 1])
     assert out["long"] == given["expect_ids"] != given["full_attention_ids_for_contrast"]
     assert out["short"] == greedy(model, short, 24)

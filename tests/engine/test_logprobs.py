@@ -14,6 +14,7 @@ from tests.engine.doubles import (
     PagedDouble,
     case,
     make_engine,
+    optimistic,
     request,
     resumed,
     run,
@@ -83,9 +84,8 @@ def test_those_of_a_prompt_in_chunks_beside_others(options: dict[str, Any]) -> N
 
 
 def test_those_of_a_prompt_that_is_preempted_on_its_way() -> None:
-    engine = make_engine(
-        PagedDouble(flat, num_kv_blocks=6, block_size=4), max_num_batched_tokens=2, max_num_seqs=2
-    )
+    runner = PagedDouble(flat, num_kv_blocks=6, block_size=4)
+    engine = optimistic(make_engine(runner, max_num_batched_tokens=2, max_num_seqs=2))
     long = [3 + i for i in range(14)]
     out = run(engine, [request("first", [70] * 3, 14, priority=0), request("r", long, 2, prompt_logprobs=2)])
     assert engine.stats().preemptions > 0

@@ -51,6 +51,10 @@ class Loop:
         self.scheduler = Scheduler(pool, SlotAllocator(self.slots, self.policy), self.budget)
         self.sequences: dict[str, Sequence] = {}
 
+    def admit_what_fits_now(self) -> None:
+        """Leave what is to come out of account, so that the pool overflows."""
+        self.scheduler.forecast.fits = lambda *_: True  # type: ignore[method-assign]
+
     def add(self, *requests: Request) -> None:
         for new in requests:
             self.sequences |= {label(sequence): sequence for sequence in self.scheduler.add(new)}
@@ -100,7 +104,7 @@ class Loop:
         if sequence.num_uncomputed_tokens == 0:
             sequence.token_ids.append(7 + sequence.choice)
             if sequence.num_output_tokens == sequence.request.max_tokens[0]:
-                self.scheduler.remove(sequence)
+                self.scheduler.finish(sequence)
                 self._end(sequence)
 
     def _end(self, sequence: Sequence) -> None:
@@ -149,6 +153,7 @@ def test_slots_and_blocks_are_free_in_the_step_that_ends_a_sequence() -> None:
 
 def test_the_latest_of_the_lowest_priority_makes_room_and_loses_nothing() -> None:
     loop = Loop(num_blocks=6, block_size=4, budget=16)
+    loop.admit_what_fits_now()
     loop.add(request("high", 4, 14, priority=0), request("low", 4, 14, priority=2), request("mid", 4, 14))
     victims = []
     while loop.scheduler.has_work():
@@ -164,6 +169,7 @@ def test_the_latest_of_the_lowest_priority_makes_room_and_loses_nothing() -> Non
 
 def test_a_preempted_sequence_goes_before_later_arrivals() -> None:
     loop = Loop(num_blocks=4, block_size=4, budget=16)
+    loop.admit_what_fits_now()
     loop.add(request("a", 4, 9), request("b", 4, 9), request("late", 4, 2))
     loop.run()
     assert loop.scheduler.num_preemptions > 0
