@@ -18,6 +18,9 @@ JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:@-]{1,200}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._@-]{1,100}$")]
 """Tenant, run and queue names: no colon, so that keys read back without ambiguity."""
 
+Flag = Annotated[bool, Field(strict=True)]
+"""Neither "no" nor 1: what is written is what is meant, as in `SamplingParams`."""
+
 DEFAULT_RESULT_TTL_S = 7 * 24 * 3600.0
 MAX_CHOICES = 1024
 """Most choices of one job: prompts times `n`."""
@@ -52,9 +55,9 @@ class Job(BaseModel):
     v: Literal[1] = 1
     id: JobId
     prompt: Prompt | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
     """Whether the tokenizer adds what it adds to a text, such as a BOS. Not for a chat: its template writes them."""
-    split_special_tokens: bool = False
+    split_special_tokens: Flag = False
     """Read special tokens in the text of prompt and messages as plain text (`<|im_end|>` in scraped data)."""
 
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
@@ -65,9 +68,9 @@ class Job(BaseModel):
     """A Jinja template instead of the model's own; it runs in a sandbox."""
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the template; not the names in `RESERVED`."""
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: Flag | None = None
     """Whether the template opens the assistant's turn. None: yes, unless `continue_final_message`."""
-    continue_final_message: bool = False
+    continue_final_message: Flag = False
     """Leave the last message open: the answer goes on with it."""
 
     params: SamplingParams = SamplingParams()
@@ -77,7 +80,7 @@ class Job(BaseModel):
     """The bulk run this job belongs to; its completion is announced on that run's stream."""
     model: str | None = None
     """Refuse to be answered by a model of another name. None: whatever the queue serves."""
-    stream: bool = True
+    stream: Flag = True
     """False: nobody watches token by token, so the log is written in larger pieces."""
     result_ttl_s: Annotated[float, Field(ge=0)] | None = DEFAULT_RESULT_TTL_S
     """How long the result is kept after the end, in seconds. 0 or None: until it is deleted."""

@@ -143,3 +143,20 @@ def test_a_seed_is_the_one_given_or_one_of_the_ids_own() -> None:
     assert seed("a") == seed("a")
     assert len({seed(str(index)) for index in range(100)}) == 100
     assert all(0 <= seed(str(index)) < 2**64 for index in range(100))
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "add_special_tokens",
+        "split_special_tokens",
+        "continue_final_message",
+        "add_generation_prompt",
+        "stream",
+    ],
+)
+@pytest.mark.parametrize("value", ["no", "yes", "true", 0, 1, 1.0])
+def test_a_flag_is_true_or_false(flag: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as raised:
+        Job.model_validate({"id": "j", "messages": [{"role": "user", "content": "x"}], flag: value})
+    assert describe_validation(raised.value) == f"{flag}: Input should be a valid boolean, not {value!r}"
