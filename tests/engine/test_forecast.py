@@ -40,7 +40,7 @@ def sequence(pool: BlockPool, name: str, num_tokens: int, max_tokens: int) -> Se
 
 @pytest.mark.parametrize(("num_blocks", "fits"), [(10, False), (18, False), (19, True)])
 def test_one_more_is_let_in_if_the_pool_holds_all_at_their_fullest(num_blocks: int, fits: bool) -> None:
-    """Two of 8 tokens and one of 4, 16 to come each: 5 blocks now, 17 at last, half a block each for what is begun."""
+    """Two of 8 tokens and one of 4, 16 to come each: 5 blocks now, 17 at last, and half a block each begun."""
     pool = BlockPool(num_blocks, 4)
     forecast = Forecast(pool)
     running = [sequence(pool, name, 8, 17) for name in "ab"]
