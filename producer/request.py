@@ -61,13 +61,10 @@ def build_job(
     """
     if params is not None and sampling:
         raise _invalid(f"give params, or {', '.join(sampling)} by name, not both")
-    try:
-        params = params if params is not None else SamplingParams(**sampling)
-    except ValidationError as error:
-        raise _invalid(ranges.describe(error)) from None
+    params = params if params is not None else sampling_params(sampling)
     try:
         job = Job(
-            id=uuid.uuid4().hex if job_id is None else job_id,
+            id=uuid.uuid4().hex if job_id is None else check_id(job_id),
             prompt=_prompt(prompt),
             messages=_messages(messages),
             params=params,
@@ -77,6 +74,18 @@ def build_job(
         raise _invalid(describe_validation(error)) from None
     check_size(job)
     return job
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """The parameters, checked.
+
+    Raises:
+        RequestError: there is none of a name, or a value is out of its range; each is named.
+    """
+    try:
+        return SamplingParams(**given)
+    except ValidationError as error:
+        raise _invalid(ranges.describe(error)) from None
 
 
 def over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def submit(
     prompt_or_chat = _input(prompt, chat, system, messages)
     from producer.cli import screen
     from producer.client import Client
+    from producer.request import sampling_params
 
     with Client(redis_url, queue) as client:
         job = client.submit(
@@ -70,7 +71,7 @@ def submit(
             tenant=tenant,
             model=model,
             wait_s=wait,
-            **sampling,
+            params=sampling_params(sampling),  # by name, one from --sampling could meet an argument of submit
         )
         if not stream:
             print(json.dumps({"id": job.id, "queue": queue}) if as_json else job.id)

@@ -198,6 +198,8 @@ def test_bad_flags_are_exit_code_2_and_one_line(program: Program, url: str) -> N
         (("--max-tokens", "many"), "--max-tokens"),
         (("--tools", "no-such-file"), "--tools no-such-file"),
         (("--continue",), "go with messages"),
+        (("--sampling", '{"prompt": "y", "priority": 1}'), "prompt: no such parameter"),
+        (("--id", "a b"), "job id 'a b': ids are"),
     ],
 )
 def test_a_flag_that_cannot_be_read_is_refused(
