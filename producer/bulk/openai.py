@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from producer.request import RENDERING
@@ -54,7 +55,8 @@ def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in READ or name in IDLE or value is None:
             continue
         if name not in ONLY:
-            raise _invalid(f"not supported: body.{name}")
+            near = get_close_matches(name, READ, 1, 0.8)
+            raise _invalid(f"not supported: body.{name}" + (f"; is {near[0]} meant?" if near else ""))
         if not any(type(value) is type(one) and value == one for one in ONLY[name]):
             allowed = " or ".join(map(json.dumps, ONLY[name]))
             raise _invalid(f"not supported: body.{name} other than {allowed}")

@@ -101,6 +101,12 @@ def test_what_would_change_the_answer_is_refused_by_name(field: str, value: Any)
     assert bad.message.startswith(f"not supported: body.{field}")
 
 
+def test_a_field_that_is_nearly_one_of_ours_is_asked_about() -> None:
+    bad = line({**CHAT, "max_tokns": 5})
+    assert isinstance(bad, BadRow)
+    assert bad.message == "not supported: body.max_tokns; is max_tokens meant?"
+
+
 def test_tools_that_may_not_be_called_are_left_out() -> None:
     for choice, kept in [("auto", TOOLS), ("none", None), (None, TOOLS)]:
         job = line({**CHAT, "tools": TOOLS, "tool_choice": choice})
