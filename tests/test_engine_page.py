@@ -14,13 +14,13 @@ def test_the_blocks_run_one_after_the_other(
     tiny_model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tiny_model_dir.parent)
     names: dict[str, object] = {}
     for block in blocks:
         exec(block.replace("path/to/model.gguf", tiny_model_dir.name), names)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 3, "two results and the texts of three choices, no error"
+    assert len(printed) == 4, "two results, the texts of three choices, and how a job ended: no error"
     parts = names["parts"]
     assert isinstance(parts, dict)
     assert set(parts) == {("a", 0), ("b", 0), ("b", 1)}
