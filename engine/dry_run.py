@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from engine.interface import Delta, EngineStats, Request, Written
+from engine.interface import Delta, EngineStats, Request, StepSeconds, Written
 from engine.requests import check_model, resolve_max_tokens
 from protocol import PRIORITIES, ErrorCode, Fingerprint, Job, ModelUnavailable, RequestError
 
@@ -237,6 +237,9 @@ class DryRunEngine:
             cached_tokens=0,
             output_tokens=self._output_tokens,
             preemptions=0,
+            recomputed_tokens=0,
+            evictions=0,
+            seconds=StepSeconds(),
         )
 
     def _admit(self) -> None:

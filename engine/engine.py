@@ -39,6 +39,7 @@ from engine.sampling import Logprobs, Problem, prompt_logprobs, sample
 from engine.scheduler import Plan, Scheduler
 from engine.sequence import Sequence
 from engine.slots import SlotAllocator
+from engine.stopwatch import Stopwatch
 from protocol import (
     ErrorCode,
     Fingerprint,
@@ -106,6 +107,7 @@ class Engine:
         """By request id and choice."""
         self._ended: dict[str, list[Delta]] = {}
         """Of resumed requests: choices that were at their end already. They are told with the next step."""
+        self._watch = Stopwatch()
         self._steps = self._prompt_tokens = self._output_tokens = self._bulk_calls = 0
         if runner.max_model_len > blocks.capacity:
             logger.warning(
@@ -228,6 +230,7 @@ class Engine:
         """
         if not self.has_work():
             return []
+        self._watch.start()
         deltas = [delta for ended in self._ended.values() for delta in ended]
         self._ended.clear()
         plan = self._scheduler.schedule()
@@ -253,6 +256,9 @@ class Engine:
             cached_tokens=scheduler.num_cached_tokens,
             output_tokens=self._output_tokens,
             preemptions=scheduler.num_preemptions,
+            recomputed_tokens=scheduler.num_recomputed_tokens,
+            evictions=scheduler.blocks.num_evictions,
+            seconds=self._watch.total(),
         )
 
     def check_integrity(self) -> None:
@@ -297,7 +303,9 @@ class Engine:
             self._runner.copy_blocks(plan.copies)
         planned = [self._running(sequence) for sequence, _ in plan.chunks]
         chunks = [_chunk(sequence, count) for sequence, count in plan.chunks]
+        self._watch.lap("schedule")
         logits = self._runner.forward(chunks)
+        self._watch.lap("forward")
         deltas: list[Delta] = []
         drawing, rows, row = [], [], 0
         for running, chunk in zip(planned, chunks, strict=True):
@@ -308,8 +316,10 @@ class Engine:
                 rows.append(row - 1)
             if running.sequence.wants_prompt_logits:
                 deltas += self._guarded(running, partial(self._tell_prompt, running, its_logits, chunk))
+        self._watch.lap("output")
         if drawing:
             deltas += self._draw(drawing, logits if len(rows) == len(logits) else logits[rows])
+        self._watch.lap("output")
         return deltas
 
     def _running(self, sequence: Sequence) -> _Running:
@@ -327,6 +337,7 @@ class Engine:
     def _draw(self, drawing: list[_Running], logits: torch.Tensor) -> list[Delta]:
         """A token for each row, and what it makes of its choice."""
         drawn = sample(logits, [running.choice.draw for running in drawing])
+        self._watch.lap("sample")
         deltas: list[Delta] = []
         for running, token_id, problem, logprobs in zip(
             drawing, drawn.token_ids, drawn.problems, drawn.logprobs, strict=True

@@ -93,6 +93,17 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where the time of steps went. On a GPU what `forward` has started may be waited for in `sample`."""
+
+    schedule: float = 0.0
+    forward: float = 0.0
+    sample: float = 0.0
+    output: float = 0.0
+    """Text, stop strings, ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Where the engine stands, for heartbeats and progress displays."""
 
@@ -109,6 +120,12 @@ class EngineStats:
     output_tokens: int
     """Tokens sampled since the start."""
     preemptions: int
+    recomputed_tokens: int
+    """Tokens computed again after a preemption."""
+    evictions: int
+    """Blocks whose cached prefix was given up for room."""
+    seconds: StepSeconds
+    """Where the time of all steps went."""
 
 
 class EngineCore(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from dataclasses import astuple
 from typing import Any
 
 import pytest
@@ -339,3 +341,20 @@ def test_an_idle_step_computes_nothing() -> None:
     runner = PagedDouble(hashed)
     assert make_engine(runner).step() == []
     assert runner.steps == []
+
+
+def test_the_counters_add_up() -> None:
+    requests = [request(f"r{i}", [3 + i] * 10, 30) for i in range(6)]
+    engine = optimistic(make_engine(PagedDouble(hashed, num_kv_blocks=9), max_num_batched_tokens=16))
+    began = time.perf_counter()
+    run(engine, requests)
+    elapsed = time.perf_counter() - began
+    stats = engine.stats()
+    assert stats.output_tokens == 6 * 30
+    assert stats.prompt_tokens + stats.cached_tokens >= 6 * 10
+    assert stats.preemptions > 0
+    assert stats.recomputed_tokens > 0
+    assert stats.evictions > 0
+    parts = astuple(stats.seconds)
+    assert all(part > 0 for part in parts)
+    assert sum(parts) <= elapsed
