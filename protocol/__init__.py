@@ -24,12 +24,13 @@ from protocol.event import (
     is_token,
 )
 from protocol.fingerprint import Fingerprint
-from protocol.job import PRIORITIES, Job, Priority, describe_validation
+from protocol.job import PRIORITIES, Job, Priority
 from protocol.logprobs import TokenLogprob, TopLogprob
 from protocol.message import Message, TextPart
 from protocol.response_format import ResponseFormat
 from protocol.result import TERMINAL_STATES, Choice, JobError, Result, State, TerminalState, Usage
 from protocol.sampling import SamplingParams
+from protocol.validation import describe_validation
 
 __all__ = [
     "PRIORITIES",

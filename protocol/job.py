@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -91,7 +92,7 @@ class Job(BaseModel):
             raise ValueError("give exactly one of prompt and messages")
         given = [name for name in sorted(CHAT_ONLY) if getattr(self, name) != Job.model_fields[name].default]
         if self.messages is None and given:
-            raise ValueError(f"{', '.join(given)} go with messages")
+            raise ValueError(f"{only_with(given)} messages")
         if taken := sorted(RESERVED & set(self.chat_template_kwargs or ())):
             raise ValueError(
                 f"chat_template_kwargs: {', '.join(taken)} cannot be set there; a template gets its messages, tools "
@@ -154,40 +155,8 @@ RESERVED = frozenset(
 """Arguments of what renders a chat (transformers' `apply_chat_template`), or other fields of a job."""
 
 
-def describe_validation(error: Any) -> str:
-    """One line from a pydantic `ValidationError`: each field, what is wrong with it, and the value it had."""
-    faults: dict[tuple[str, ...], list[Any]] = {}
-    for item in error.errors(include_url=False, include_context=False):
-        faults.setdefault(_path(item["loc"]), []).append(item)
-    # A list with a wrong item is said to be too short as well, and a union says what else it would have taken.
-    wholes = {path[:length] for path in faults for length in range(1, len(path))}
-    lines = [_describe(".".join(path), items) for path, items in faults.items() if path not in wholes]
-    more = [f"and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
-    return "; ".join(lines[:MAX_FAULTS] + more)
-
-
-MAX_FAULTS = 8
-"""Most faults told of one input: a prompt may be a list of 100,000 wrong ids."""
-_BRANCHES = frozenset({"str", "bool", "list[TextPart]", "dict[str,any]", "constrained-int"})
-"""What pydantic calls the sides of our unions in its paths; users know fields."""
-
-
-def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    path = [str(part) for part in loc if part not in _BRANCHES]
-    for union in ("prompt", "response_format"):
-        if union in path[:2]:
-            del path[path.index(union) + 1 : path.index(union) + 2]  # which of its kinds it was read as
-    return tuple(path)
-
-
-def _describe(where: str, items: list[Any]) -> str:
-    item = items[0]
-    if item["type"] == "extra_forbidden":
-        return f"{where}: no such parameter"
-    message = ", or ".join(str(item["msg"]) for item in items).removeprefix("Value error, ")
-    message = message.replace(", or Input should be", ", or")
-    message = message.replace("valid tuple", "valid list").replace("Tuple should", "List should")
-    if item["type"] == "missing" or isinstance(item["input"], dict | list | tuple | BaseModel):
-        return f"{where}: {message}" if where else message
-    value = repr(item["input"])
-    return f"{where}: {message}, not {value if len(value) <= 60 else value[:57] + '...'}"
+def only_with(names: Sequence[str]) -> str:
+    """The names of fields or flags with "goes with" or "go with" after them."""
+    *others, last = names
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return f"{listed} {'go' if others or last.endswith('s') else 'goes'} with"

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from protocol import Job, describe_validation
-from protocol.job import CHAT_ONLY, MAX_FAULTS
+from protocol.job import CHAT_ONLY
+from protocol.validation import MAX_FAULTS
 
 TURNS = [{"role": "user", "content": "Hi"}]
 
@@ -55,15 +56,15 @@ def test_prompts_of_each_kind(prompt: Any, prompts: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        ([], "prompt: List should have at least 1 item after validation, not 0"),
-        ([1.5], "prompt.0: Input should be a valid integer, not 1.5"),
-        ([True, False], "prompt.0: Input should be a valid integer, not True; prompt.1: .*not False"),
-        ([5, "x"], "prompt.1: Input should be a valid integer, not 'x'"),
-        ([[5], "x"], "prompt.1: Input should be a valid list, not 'x'"),
-        ([[5], []], "prompt.1: List should have at least 1 item after validation, not 0"),
-        ([[5], [6, 1.5]], "prompt.1.1: Input should be a valid integer, not 1.5"),
-        (["x", 5], "prompt.1: Input should be a valid string, not 5"),
-        (5, "prompt: Input should be a valid list, not 5"),
+        ([], "prompt: give a list that is not empty"),
+        ([1.5], "prompt.0: give a whole number, not 1.5"),
+        ([True, False], "prompt.0: give a whole number, not True; prompt.1: .*not False"),
+        ([5, "x"], "prompt.1: give a whole number, not 'x'"),
+        ([[5], "x"], "prompt.1: give a list, not 'x'"),
+        ([[5], []], "prompt.1: give a list that is not empty"),
+        ([[5], [6, 1.5]], "prompt.1.1: give a whole number, not 1.5"),
+        (["x", 5], "prompt.1: give text, not 5"),
+        (5, "prompt: give text or a list of token ids, or a list of either, not 5"),
         (None, "give exactly one of prompt and messages"),
     ],
     ids=str,
@@ -97,7 +98,12 @@ def test_fields_of_a_chat_go_with_messages() -> None:
     assert set(given) == CHAT_ONLY
     written(messages=TURNS, **given)
     for name, value in given.items():
-        assert refusal(prompt="x", **{name: value}) == f"{name} go with messages"
+        assert refusal(prompt="x", **{name: value}) in (
+            f"{name} go with messages",
+            f"{name} goes with messages",
+        )
+    assert refusal(prompt="x", chat_template="x") == "chat_template goes with messages"
+    assert refusal(prompt="x", chat_template="x", tools=[{}]) == "chat_template and tools go with messages"
     defaults = {name: Job.model_fields[name].default for name in CHAT_ONLY}
     assert written(prompt="x", **defaults) == written(prompt="x")
     assert refusal(messages=TURNS, add_generation_prompt=True, continue_final_message=True) == (
@@ -116,11 +122,9 @@ def test_choices_have_a_bound() -> None:
 
 
 def test_faults_deep_inside_are_named_as_the_user_wrote_them() -> None:
-    assert refusal(prompt="x", params={"top_p": "0.9x"}) == (
-        "params.top_p: Input should be a valid number, not '0.9x'"
-    )
+    assert refusal(prompt="x", params={"top_p": "0.9x"}) == "params.top_p: give a number, not '0.9x'"
     faulty = {"response_format": {"type": "json_schema", "json_schema": {}}}
-    assert refusal(prompt="x", params=faulty) == "params.response_format.json_schema.schema: Field required"
+    assert refusal(prompt="x", params=faulty) == "params.response_format.json_schema.schema is missing"
     assert refusal(prompt="x", params={"logprobs": 21}).startswith("params.logprobs: ")
     assert refusal(prompt="x", promt="y") == "promt: no such parameter"
 
@@ -159,4 +163,22 @@ def test_a_seed_is_the_one_given_or_one_of_the_ids_own() -> None:
 def test_a_flag_is_true_or_false(flag: str, value: Any) -> None:
     with pytest.raises(ValidationError) as raised:
         Job.model_validate({"id": "j", "messages": [{"role": "user", "content": "x"}], flag: value})
-    assert describe_validation(raised.value) == f"{flag}: Input should be a valid boolean, not {value!r}"
+    assert describe_validation(raised.value) == f"{flag}: give true or false, not {value!r}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"tenant": "a b"}, "tenant: give 1 to 100 letters, digits, '.', '_', '@' and '-', not 'a b'"),
+        ({"priority": "urgent"}, "priority: give 'high', 'normal' or 'low', not 'urgent'"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs: give an object, not a list"),
+        ({"result_ttl_s": "x"}, "result_ttl_s: give a number, not 'x'"),
+        ({"result_ttl_s": -1}, "result_ttl_s: give 0 or more, not -1"),
+        ({"model": 5}, "model: give text, not 5"),
+        ({"params": 5}, "params: give an object, not 5"),
+        ({"params": {"response_format": {}}}, "params.response_format.type is missing"),
+    ],
+    ids=str,
+)
+def test_each_kind_of_fault_is_told_in_plain_words(fields: dict[str, Any], line: str) -> None:
+    assert refusal(prompt="x", **fields) == line
