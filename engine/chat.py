@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from protocol import ErrorCode, Job, Message, RequestError
@@ -80,8 +81,8 @@ def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat) -> str:
     """The text of a chat, the special tokens of the template among it.
 
     Raises:
-        RequestError: there is no template, it refuses the messages, fails, takes too long or writes too much; or
-            the text is not Unicode.
+        RequestError: there is no template or no valid one, it refuses the messages, fails, takes too long or writes
+            too much; or the text is not Unicode.
     """
     if not (job.chat_template or tokenizer.chat_template):
         raise _refusal(
@@ -106,6 +107,11 @@ def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat) -> str:
         rendered: str = _in_time(apply) if job.chat_template else apply()
     except _OutOfTime:
         raise _refusal(f"the chat template ran for more than {TEMPLATE_SECONDS:g} s") from None
+    except TemplateSyntaxError as error:
+        whose = "chat_template" if job.chat_template else "the model's chat template"
+        raise _refusal(
+            f"{whose} is no valid template: line {error.lineno}: {_quote(error.message or '')}"
+        ) from error
     except Exception as error:  # whatever a program can raise
         raise _refusal(f"the chat template refused the messages: {_quote(error)}") from error
     if len(rendered) > MAX_CHARACTERS:
@@ -120,7 +126,7 @@ def _refusal(message: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, message)
 
 
-def _quote(error: Exception) -> str:
+def _quote(error: Exception | str) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_QUOTE else text[:MAX_QUOTE] + "..."
 
