@@ -45,8 +45,10 @@ def generate(
     Raises:
         MillstreamError: the engine is at work for somebody else, two jobs have one id, or `prompts` is no list.
     """
-    if isinstance(prompts, str):  # it would be as many prompts as it has characters
-        raise MillstreamError("generate takes a list of prompts, not a text: put it in a list")
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+        # A text would be as many prompts as it has characters.
+        kind = "a text" if isinstance(prompts, str) else type(prompts).__name__
+        raise MillstreamError(f"generate takes a list of prompts, not {kind}: put it in a list")
     if engine.has_work():
         raise MillstreamError("generate needs an engine that is idle")
     ids = [prompt.id if isinstance(prompt, Job) else f"{name}-{i}" for i, prompt in enumerate(prompts)]

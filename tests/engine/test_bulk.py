@@ -53,6 +53,19 @@ def test_a_bulk_call_refuses_an_engine_at_work_and_ids_given_twice() -> None:
     engine.abort("r")
 
 
+def test_what_is_no_prompt_is_told_in_plain_words() -> None:
+    engine = make_engine(PagedDouble(hashed))
+    results = engine.generate([5, [], [[]], [5, "x"]])  # type: ignore[list-item]
+    assert [result.error.message for result in results if result.error] == [
+        "prompt: give text or a list of token ids, or a list of either, not 5",
+        "prompt: give a list that is not empty",
+        "prompt.0: give a list that is not empty",
+        "prompt.1: give a whole number, not 'x'",
+    ]
+    with pytest.raises(MillstreamError, match="a list of prompts, not int"):
+        engine.generate(5)  # type: ignore[arg-type]
+
+
 def test_an_interrupted_bulk_call_leaves_nothing_behind() -> None:
     runner = PagedDouble(hashed)
     engine = make_engine(runner)
