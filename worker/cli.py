@@ -23,7 +23,10 @@ def worker(
         ),
     ],
     redis_url: Annotated[
-        str | None, typer.Option(help="Default: REDIS_URL, MILLSTREAM_REDIS_URL, else the embedded broker.")
+        str | None,
+        typer.Option(
+            help="Server of the queue. [default: REDIS_URL, else MILLSTREAM_REDIS_URL, else the embedded broker]"
+        ),
     ] = None,
     redis_timeout: Annotated[
         float, typer.Option(min=0, help="Seconds to wait at the start for a Redis that is still coming up.")
@@ -65,31 +68,47 @@ def worker(
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto | cpu | cuda | cuda:N", rich_help_panel=ENGINE)] = "auto",
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Sequences that run at once (slots).", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            min=1, help="Sequences that run at once (slots). [default: 128]", rich_help_panel=ENGINE
+        ),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens one step computes at most.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(min=1, help="Tokens one step computes at most. [default: 512]", rich_help_panel=ENGINE),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=2, help="Longest sequence, prompt and output.", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            min=2, help="Longest sequence, prompt and output. [default: the model's]", rich_help_panel=ENGINE
+        ),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a KV block holds.", rich_help_panel=ENGINE)
+        int | None, typer.Option(min=1, help="Tokens a KV block holds. [default: 32]", rich_help_panel=ENGINE)
     ] = None,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks; default: by free memory.", rich_help_panel=ENGINE)
+        int | None, typer.Option(min=1, help="KV blocks. [default: by free memory]", rich_help_panel=ENGINE)
     ] = None,
     kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for the KV cache, as 4GiB or 500MB.", rich_help_panel=ENGINE)
+        str | None,
+        typer.Option(
+            help="Memory for the KV cache, as 4GiB or 500MB. [default: a share of what is free]",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     admission: Annotated[
         str | None,
-        typer.Option(help="Who gets a free slot: first-fit | best-fit | priority", rich_help_panel=ENGINE),
+        typer.Option(
+            help="Who gets a free slot: first-fit | best-fit | priority [default: first-fit]",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     compile: Annotated[
         bool | None,
         typer.Option(
-            "--compile/--eager", help="Compile the layers (default: what pays here).", rich_help_panel=ENGINE
+            "--compile/--eager",
+            help="Compile the layers, with a C++ compiler. [default: no]",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     leash_fd: Annotated[int | None, typer.Option(hidden=True, help="Stop when this pipe closes.")] = None,
