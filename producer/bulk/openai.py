@@ -14,6 +14,10 @@ from typing import Any
 from producer.request import RENDERING
 from protocol import ErrorCode, RequestError, SamplingParams
 
+CHATS, COMPLETIONS = ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+MAX_FAULTS = 8
+"""Most fields of one body that are named."""
+LONGEST_SHOWN = 60
 READ = frozenset(SamplingParams.model_fields) | RENDERING | {"prompt", "messages", "model"}
 """`model` is not compared with the one that answers."""
 IDLE = frozenset(
@@ -45,21 +49,34 @@ COMPLETIONS_MAX_TOKENS = 16
 """What /v1/completions writes where the body names no number of tokens."""
 
 
+def check_endpoint(columns: Mapping[str, Any]) -> None:
+    """Refuse a line that asks something else than text; a line without `method` and `url` asks for text.
+
+    Raises:
+        RequestError: another method or another endpoint is meant, or the body is of the other one.
+    """
+    method, url, body = columns.get("method"), columns.get("url"), columns.get("body")
+    if method is not None and method != "POST":
+        raise _invalid(f"method {_shown(method)}: only POST is answered")
+    if url is None:
+        return
+    path = url.rstrip("/") if isinstance(url, str) else ""
+    if not path.endswith(ENDPOINTS):
+        raise _invalid(f"url {_shown(url)}: only {' and '.join(ENDPOINTS)} are answered")
+    takes, other = ("messages", "prompt") if path.endswith(CHATS) else ("prompt", "messages")
+    if isinstance(body, dict) and body.get(other) is not None:
+        raise _invalid(f"url {_shown(url)} takes body.{takes}, not body.{other}")
+
+
 def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """A body's fields under the names of `Job` and `SamplingParams`.
 
     Raises:
-        RequestError: a field that would change the answer cannot be followed.
+        RequestError: fields that would change the answer cannot be followed; each is named.
     """
-    for name, value in body.items():
-        if name in READ or name in IDLE or value is None:
-            continue
-        if name not in ONLY:
-            near = get_close_matches(name, READ, 1, 0.8)
-            raise _invalid(f"not supported: body.{name}" + (f"; is {near[0]} meant?" if near else ""))
-        if not any(type(value) is type(one) and value == one for one in ONLY[name]):
-            allowed = " or ".join(map(json.dumps, ONLY[name]))
-            raise _invalid(f"not supported: body.{name} other than {allowed}")
+    if faults := [fault for name, value in body.items() if (fault := _unsupported(name, value)) is not None]:
+        more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+        raise _invalid(f"not supported: {', '.join(faults[:MAX_FAULTS] + more)}")
     fields = {name: body[name] for name in READ & body.keys()}
     if body.get("tool_choice") == "none":
         fields.pop("tools", None)
@@ -70,11 +87,27 @@ def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def defaults_of(url: Any, body: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters that an endpoint has where the body is silent; a null is not silence."""
-    path = url.rstrip("/") if isinstance(url, str) else ""
     silent = body.keys().isdisjoint({"max_tokens", "max_completion_tokens"})
-    if silent and path.endswith("/completions") and not path.endswith("/chat/completions"):
+    if silent and isinstance(url, str) and url.rstrip("/").endswith(COMPLETIONS):
         return {"max_tokens": COMPLETIONS_MAX_TOKENS}
     return {}
+
+
+def _unsupported(name: str, value: Any) -> str | None:
+    """What of a field cannot be followed."""
+    if name in READ or name in IDLE or value is None:
+        return None
+    if name not in ONLY:
+        near = get_close_matches(name, READ, 1, 0.8)
+        return f"body.{name}" + (f" (is {near[0]} meant?)" if near else "")
+    if any(type(value) is type(one) and value == one for one in ONLY[name]):
+        return None
+    return f"body.{name} other than {' or '.join(map(json.dumps, ONLY[name]))}"
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def _without_nulls(turn: Any) -> Any:

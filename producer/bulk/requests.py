@@ -73,6 +73,7 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
         return columns, {}
     if "body" not in columns:
         raise _invalid("there is neither prompt nor messages")
+    openai.check_endpoint(columns)
     body = columns["body"]
     if not isinstance(body, dict):
         raise _invalid("body is no JSON object")

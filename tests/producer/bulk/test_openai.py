@@ -104,7 +104,55 @@ def test_what_would_change_the_answer_is_refused_by_name(field: str, value: Any)
 def test_a_field_that_is_nearly_one_of_ours_is_asked_about() -> None:
     bad = line({**CHAT, "max_tokns": 5})
     assert isinstance(bad, BadRow)
-    assert bad.message == "not supported: body.max_tokns; is max_tokens meant?"
+    assert bad.message == "not supported: body.max_tokns (is max_tokens meant?)"
+
+
+def test_all_that_is_not_supported_is_named_at_once() -> None:
+    bad = line({**CHAT, "echo": True, "user": "u", "max_tokns": 5, "functions": [], "top_p": 7})
+    assert isinstance(bad, BadRow)
+    assert bad.message == (
+        "not supported: body.echo other than false, body.max_tokns (is max_tokens meant?), body.functions"
+    )
+
+
+EMBED = {"input": "x", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            {"url": "/v1/embeddings", "body": EMBED},
+            "url /v1/embeddings: only /v1/chat/completions and /v1/completions are answered",
+        ),
+        ({"url": "/v1/responses", "body": CHAT}, "url /v1/responses: only "),
+        ({"url": "/v1/completions/x", "body": TEXT}, "url /v1/completions/x: only "),
+        ({"url": "", "body": TEXT}, "url : only "),
+        ({"url": 5, "body": TEXT}, "url 5: only "),
+        (
+            {"url": "/v1/chat/completions", "body": TEXT},
+            "url /v1/chat/completions takes body.messages, not body.prompt",
+        ),
+        (
+            {"url": "/v1/completions", "body": CHAT},
+            "url /v1/completions takes body.prompt, not body.messages",
+        ),
+        ({"method": "GET", "url": "/v1/completions", "body": TEXT}, "method GET: only POST is answered"),
+        ({"method": ["POST"], "body": TEXT}, 'method ["POST"]: only POST is answered'),
+        ({"url": "/v1/completions"}, "there is neither prompt nor messages"),
+    ],
+    ids=str,
+)
+def test_what_asks_for_something_else_is_refused_by_name(columns: dict[str, Any], said: str) -> None:
+    bad = ask(Line(1, json.dumps(columns).encode()), Requests("run", {}, None))
+    assert isinstance(bad, BadRow)
+    assert bad.message.startswith(said)
+
+
+def test_a_line_may_be_silent_of_method_and_url_and_null_is_silence() -> None:
+    for columns in ({}, {"method": None, "url": None}, {"method": "POST", "url": "/v1/chat/completions/"}):
+        row = json.dumps({**columns, "body": {**CHAT, "prompt": None}}).encode()
+        assert not isinstance(ask(Line(1, row), Requests("run", {}, None)), BadRow)
 
 
 def test_tools_that_may_not_be_called_are_left_out() -> None:
