@@ -22,7 +22,10 @@ def _template(path: Path) -> str:
 
 
 def _variables(text: str) -> Any:
-    return json_of("--chat-template-kwargs", text)
+    value = json_of("--chat-template-kwargs", text)
+    if not isinstance(value, dict):
+        raise typer.BadParameter('--chat-template-kwargs: give an object, such as {"enable_thinking": false}')
+    return value
 
 
 FLAGS = (

@@ -20,10 +20,14 @@ def _json_schema(path: Path) -> dict[str, Any]:
 
 
 def _regex(pattern: str) -> dict[str, Any]:
+    if not pattern:
+        raise typer.BadParameter("--regex: give text that is not empty")
     return {"type": "regex", "regex": pattern}
 
 
 def _choice(texts: list[str]) -> dict[str, Any]:
+    if "" in texts:
+        raise typer.BadParameter("--choice: give texts that are not empty")
     return {"type": "choice", "choice": texts}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +14,24 @@ from producer.cli.flags import Given, json_in, json_of, spread
 from producer.cli.rendering import FLAGS as RENDERING
 from producer.cli.sampling import FLAGS as SAMPLING
 
+if TYPE_CHECKING:
+    from protocol import Priority
 
-class PriorityName(StrEnum):
-    """Priorities as the command line offers them."""
 
-    high = "high"
-    normal = "normal"
-    low = "low"
+def _priority(name: str) -> Priority:
+    """The priority of that name.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    from protocol import PRIORITIES
+
+    for priority in PRIORITIES:
+        if priority == name:
+            return priority
+    raise typer.BadParameter(
+        f"--priority: give {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}, not {name!r}"
+    )
 
 
 @spread(rendering=RENDERING, sampling=SAMPLING)
@@ -39,8 +49,9 @@ def submit(
     ] = None,
     id: Annotated[str | None, typer.Option(metavar="ID", help="Name the job. [default: a random id]")] = None,
     priority: Annotated[
-        PriorityName, typer.Option(help="Before which others it runs.")
-    ] = PriorityName.normal,
+        str,
+        typer.Option(metavar="high|normal|low", help="Before which others it runs."),
+    ] = "normal",
     tenant: Annotated[str, typer.Option(metavar="NAME", help="On whose account.")] = "default",
     model: Annotated[
         str | None, typer.Option(metavar="M", help="Refuse to be answered by a model of another name.")
@@ -58,6 +69,9 @@ def submit(
 ) -> None:
     """Queue one prompt; prints the job's id."""
     prompt_or_chat = _input(prompt, chat, system, messages)
+    if prompt is not None:
+        _check_for_a_prompt(rendering)
+    level = _priority(priority)
     from producer.cli import screen
     from producer.client import Client
     from producer.request import sampling_params
@@ -67,7 +81,7 @@ def submit(
             **prompt_or_chat,
             **rendering,
             id=id,
-            priority=priority.value,
+            priority=level,
             tenant=tenant,
             model=model,
             wait_s=wait,
@@ -95,6 +109,19 @@ def _input(prompt: str | None, chat: str | None, system: str | None, messages: P
         return {"messages": [*turns, {"role": "user", "content": chat}]}
     assert messages is not None
     return {"messages": _read_messages(messages)}
+
+
+def _check_for_a_prompt(rendering: Given) -> None:
+    """Refuse flags that say something of a chat alone.
+
+    Raises:
+        typer.BadParameter: naming them.
+    """
+    from protocol.job import CHAT_ONLY, only_with
+
+    _, flags = RENDERING
+    if given := [flag.option for flag in flags if flag.parameter in CHAT_ONLY & rendering.keys()]:
+        raise typer.BadParameter(f"{only_with(given)} --chat or --messages")
 
 
 def _read_messages(path: Path) -> list[Any]:

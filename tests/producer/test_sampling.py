@@ -197,7 +197,21 @@ def test_bad_flags_are_exit_code_2_and_one_line(program: Program, url: str) -> N
         (("--sampling", '{"max_token": 1}'), "is max_tokens meant?"),
         (("--max-tokens", "many"), "--max-tokens"),
         (("--tools", "no-such-file"), "--tools no-such-file"),
-        (("--continue",), "go with messages"),
+        (("--continue",), "--continue goes with --chat or --messages"),
+        (
+            ("--continue", "--chat-template-kwargs", "{}"),
+            "--chat-template-kwargs and --continue go with --chat or --messages",
+        ),
+        (("--chat-template-kwargs", "[1]"), "--chat-template-kwargs: give an object"),
+        (("--chat-template-kwargs", "5"), "--chat-template-kwargs: give an object"),
+        (("--choice", ""), "--choice: give texts that are not empty"),
+        (("--regex", ""), "--regex: give text that is not empty"),
+        (("--priority", "urgent"), "--priority: give high, normal or low, not 'urgent'"),
+        (("--tenant", "a b"), "tenant: give 1 to 100 letters, digits, '.', '_', '@' and '-', not 'a b'"),
+        (
+            ("--response-format", '{"type": "json_schema", "json_schema": {}}'),
+            "response_format.json_schema.schema is missing",
+        ),
         (("--sampling", '{"prompt": "y", "priority": 1}'), "prompt: no such parameter"),
         (("--id", "a b"), "job id 'a b': ids are"),
     ],
@@ -234,7 +248,7 @@ def test_bad_defaults_of_a_run_are_refused_before_it_begins(program: Program, tm
     for arguments in (
         ("--top-p", "2", "--check"),
         ("--sampling", '{"stop": 5}', "-o", tmp_path / "out.jsonl"),
-        ("--chat-template-kwargs", "[1]", "-o", tmp_path / "out.jsonl"),
+        ("--chat-template-kwargs", '{"tools": 1}', "-o", tmp_path / "out.jsonl"),
     ):
         done = program("generate", source, *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
