@@ -14,7 +14,7 @@ from typing import Any
 
 from producer.bulk.manifest import FileState, sync_folder
 from producer.bulk.places import Places
-from producer.bulk.records import Record
+from producer.bulk.records import Record, is_cut
 from producer.bulk.spool import Spool
 from protocol import MillstreamError
 
@@ -27,6 +27,8 @@ class Totals:
     """What stands in the two files."""
 
     answered: int = 0
+    cut: int = 0
+    """Of these, rows with a choice that ended by `max_tokens`, or the context."""
     failed: dict[str, int] = field(default_factory=dict)
     """Rows in the error file, by code."""
     examples: dict[str, str] = field(default_factory=dict)
@@ -115,6 +117,7 @@ def published(places: Places) -> Iterator[Record]:
 def _count(totals: Totals, record: Record) -> None:
     if record.answered:
         totals.answered += 1
+        totals.cut += is_cut(record)
         return
     error: dict[str, Any] = json.loads(record.payload)["error"]
     code = error["code"]

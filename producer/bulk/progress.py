@@ -19,6 +19,8 @@ class Counts:
     failed: int = 0
     kept: int = 0
     """Of these, rows done by an earlier process of the run."""
+    ended: int = 0
+    """Rows whose job has ended in this process: what came back from the model."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Of the rows done by this process."""
@@ -29,6 +31,12 @@ class Counts:
     def done(self) -> int:
         """Rows that have an outcome."""
         return self.answered + self.failed
+
+    def left_s(self, elapsed_s: float) -> float | None:
+        """Seconds to go, by what came back in the time that has passed; None while that says little."""
+        rest = self.total - self.done
+        # The first rows to end are the shortest, so what they foretell is far off.
+        return rest * elapsed_s / self.ended if self.ended and self.ended * 10 >= rest else None
 
 
 class Display(Protocol):
@@ -76,7 +84,7 @@ class Lines:
         if now - self._said >= LINE_EVERY_S:
             self._said = now
             self.note(
-                f"{counts.done:,} of {counts.total:,} rows{_failed(counts)}, {self._speed(counts, now)}"
+                f"{counts.done:,} of {counts.total:,} rows{_failed(counts)}, {_speed(counts, now - self._began)}"
             )
 
     def note(self, text: str) -> None:
@@ -86,37 +94,27 @@ class Lines:
     def close(self) -> None:
         """Nothing to take off."""
 
-    def _speed(self, counts: Counts, now: float) -> str:
-        elapsed_s = now - self._began
-        fresh = counts.done - counts.kept
-        rest = counts.total - counts.done
-        # The first rows to end are the shortest, so what they foretell is far off.
-        left_s = rest * elapsed_s / fresh if fresh * 10 >= rest else None
-        left = "" if left_s is None else f", {_duration(left_s)} left"
-        return f"{counts.tokens_per_s:,.0f} tokens/s{left}"
-
 
 class Bar:
     """A bar on a terminal."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rows{task.fields[rest]}"),
-            TimeRemainingColumn(),
             console=Console(stderr=True),
-            speed_estimate_period=120.0,
         )
+        self._began = time.monotonic()
         self._task = self._bar.add_task("", total=total, rest="")
         self._bar.start()
 
     def show(self, counts: Counts) -> None:
         """Move the bar."""
-        rest = f"{_failed(counts)}, {counts.tokens_per_s:,.0f} tokens/s"
+        rest = f"{_failed(counts)}, {_speed(counts, time.monotonic() - self._began)}"
         self._bar.update(self._task, completed=counts.done, total=counts.total, rest=rest)
 
     def note(self, text: str) -> None:
@@ -130,6 +128,12 @@ class Bar:
 
 def _failed(counts: Counts) -> str:
     return f", {counts.failed:,} failed" if counts.failed else ""
+
+
+def _speed(counts: Counts, elapsed_s: float) -> str:
+    left_s = counts.left_s(elapsed_s)
+    left = "" if left_s is None else f", {_duration(left_s)} left"
+    return f"{counts.tokens_per_s:,.0f} tokens/s{left}"
 
 
 def _duration(seconds: float) -> str:

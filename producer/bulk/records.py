@@ -63,6 +63,16 @@ def of_result(row: Row, result: Result) -> Record:
     return Record(row.line, row.digest, True, _encode({**columns, **answer}))
 
 
+def is_cut(record: Record) -> bool:
+    """Whether a choice of an answered row ended by its limit of tokens."""
+    if b'"length"' not in record.payload:  # most rows need not be read
+        return False
+    row = json.loads(record.payload)
+    choices = row.get("completions")
+    reasons = [choice.get("finish_reason") for choice in choices or () if isinstance(choice, dict)]
+    return "length" in [row.get("finish_reason"), *reasons]
+
+
 def of_bad_row(bad: BadRow) -> Record:
     """The entry for a row that has no answer."""
     entry = {

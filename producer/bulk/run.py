@@ -99,6 +99,7 @@ class Run:
     def _store(self, ended: Sequence[Ended]) -> None:
         for one in ended:
             self._served.check(one.result)
+            self._counts.ended += 1
             if one.result.usage:
                 self._counts.prompt_tokens += one.result.usage.prompt_tokens
                 self._counts.completion_tokens += one.result.usage.completion_tokens

@@ -139,9 +139,10 @@ def _summary(report: Report) -> list[str]:
     totals, counts = report.totals, report.counts
     failed = sum(totals.failed.values())
     kept = f" ({counts.kept:,} of them before)" if counts.kept else ""
+    cut = f" ({totals.cut:,} cut by max_tokens)" if totals.cut else ""
     speed = counts.completion_tokens / report.seconds
     return [
-        f"{totals.answered:,} answered, {failed:,} failed{kept} in {report.seconds:.1f} s",
+        f"{totals.answered:,} answered{cut}, {failed:,} failed{kept} in {report.seconds:.1f} s",
         f"{counts.prompt_tokens:,} tokens read, {counts.completion_tokens:,} written ({speed:,.0f} tokens/s)",
         *(f"  {number:,} x {code}, first {totals.examples[code]}" for code, number in totals.failed.items()),
         f"answers: {report.places.output}",
@@ -155,6 +156,7 @@ def _as_dict(report: Report) -> dict[str, Any]:
         "run": report.run,
         "rows": totals.answered + sum(totals.failed.values()),
         "answered": totals.answered,
+        "cut_by_max_tokens": totals.cut,
         "failed": totals.failed,
         "kept": counts.kept,
         "prompt_tokens": counts.prompt_tokens,

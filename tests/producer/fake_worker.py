@@ -151,7 +151,7 @@ def _choice(job: Job, text: str, number: int) -> Choice:
         index=number,
         text=text,
         token_ids=list(range(1, len(pieces) + 1)),
-        finish_reason="stop",
+        finish_reason="length" if len(pieces) == job.params.token_limit else "stop",
         stop_reason=stop,
         logprobs=None if job.params.num_logprobs is None else told,
     )

@@ -1,0 +1,28 @@
+"""What is said of a run at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.producer.bulk.orders import write_rows
+from tests.producer.fake_worker import FakeWorker
+from tests.producer.program import Program
+
+
+def test_the_summary_counts_the_rows_that_were_cut(program: Program, url: str, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a b", "max_tokens": 2},
+        {"prompt": "a b", "max_tokens": 3, "n": 2},  # the second choice alone has three words
+        {"prompt": "a b", "n": 2, "finish": {"finish_reason": "length"}},
+        {"prompt": "a", "finish_reason": "length", "completions": [{"finish_reason": "length"}]},
+        {"prompt": "x", "max_tokens": 0},
+    ]
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with FakeWorker(url):
+        done = program("generate", source, "-o", output)
+        assert "4 answered (2 cut by max_tokens), 1 failed in" in done.stderr
+        write_rows(source, [*rows, {"prompt": "one more"}])
+        summary = json.loads(program("generate", source, "-o", output, "--json").stdout)
+    assert (summary["answered"], summary["cut_by_max_tokens"], summary["kept"]) == (5, 2, 5)
