@@ -14,6 +14,7 @@ from engine.grammar import Grammars
 from engine.interface import Chunk
 from engine.kv_store import KVShape, KVStore, free_memory, plan_num_blocks, share_and_cap
 from engine.model_runner import ModelRunner
+from engine.packed_linear import pack_linears
 from engine.probe import context_length, probe
 from engine.prompts import Prompts
 from engine.weights import Weights, load_weights
@@ -113,6 +114,8 @@ def load_runner(
 
     compiled = compile_layers(net, layers) if (COMPILE_BY_DEFAULT if compile is None else compile) else False
     runner = ModelRunner(net, attention, kv, max_model_len=length, vocab_size=vocab_size)
+    if not compiled:  # a compiled graph takes no packed weights
+        pack_linears(net, lambda: runner.forward([Chunk([0], 0, [0], num_logits=1)]))
     warm_up(runner)
     log.info(
         "loaded %s in %.1f s: context %d, %d KV blocks of %d tokens (%.2f GiB), attention %s, %s",
