@@ -28,6 +28,7 @@ from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
 from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
+from producer.bulk.stale import cancel_stale
 from producer.bulk.window import Window
 from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
@@ -89,7 +90,8 @@ def generate(order: Order, interrupt: Interrupt) -> Report | None:
             source = FileState.of(places.source)
             counts = Counts(count_lines(places.source))
         with Spool(places.spool) as spool:
-            _answer(order, places, manifest, spool, counts, interrupt)
+            resumed = manifest.run != asked.run
+            _answer(order, places, manifest, spool, counts, interrupt, resumed=resumed)
             done = publish(spool, places)
         manifest.finished = Finished(source=source, output=done.output, errors=done.errors)
         manifest.save(places.manifest)
@@ -116,7 +118,14 @@ def faults(
 
 
 def _answer(
-    order: Order, places: Places, manifest: Manifest, spool: Spool, counts: Counts, interrupt: Interrupt
+    order: Order,
+    places: Places,
+    manifest: Manifest,
+    spool: Spool,
+    counts: Counts,
+    interrupt: Interrupt,
+    *,
+    resumed: bool,
 ) -> None:
     """Bring every row of the input into the spool."""
     with ExitStack() as stack:
@@ -132,6 +141,11 @@ def _answer(
         if order.model is not None and not own_worker:
             with faults_in_one_line(server.url):
                 _check_served(queue, order.model)
+        if resumed:
+            with faults_in_one_line(server.url):
+                cancelled = cancel_stale(queue, manifest.run, places.source)
+            if cancelled:
+                screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
         model = None if own_worker else order.model
         requests = Requests(manifest.run, order.defaults, model, order.rendering)
         window = Window(queue, manifest.run, order.window)
