@@ -1,6 +1,7 @@
 # make demo        watch a real model answer real questions through the queue
 # make test        show that it works: ruff, mypy, pytest
 # make test-long   the tests that take minutes
+# make bench       the tables of bench/NOTES.md, on a quiet machine: half an hour, with the peers that are installed
 # make lint        ruff and mypy alone
 # make clean       remove everything that make has made
 #
@@ -24,7 +25,7 @@ EDITABLE := --config-settings editable_mode=compat -e
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint clean
+.PHONY: help demo test test-long bench lint clean
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -43,6 +44,14 @@ test: lint
 
 test-long: .venv/.installed-test
 	$(BIN)/python -m pytest -m long
+
+bench: .venv/.installed-test
+	$(BIN)/python -m bench.offline
+	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.sampling
+	$(BIN)/python -m bench.pressure --policy first-fit
+	$(BIN)/python -m bench.pressure --policy best-fit
+	$(BIN)/python -m bench.grammar
 
 clean:
 	rm -rf .venv build demo-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

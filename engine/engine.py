@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from engine.interface import (
     Request,
     Runner,
 )
+from engine.pace import Pace
 from engine.requests import build_request, check_model
 from engine.sampling import Logprobs, Problem, prompt_logprobs, sample
 from engine.scheduler import Plan, Scheduler
@@ -78,6 +80,7 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         max_num_seqs: int = 128,
         max_num_batched_tokens: int = 512,
+        max_step_ms: float | None = None,
         admission: str = "first-fit",
     ) -> None:
         """
@@ -90,6 +93,8 @@ class Engine:
             grammars: compiles what `response_format` asks for; None: such jobs are refused.
             max_num_seqs: sequences that run at once; cut to `max_num_batched_tokens`.
             max_num_batched_tokens: tokens a step computes at most. More than 512 bought nothing on a CPU.
+            max_step_ms: milliseconds a step should take at most: prompts are computed in smaller chunks, and
+                nobody is admitted while the decodes alone take longer. None: no bound.
             admission: `first-fit`, `best-fit` or `priority`, see `engine.slots`.
 
         Raises:
@@ -107,6 +112,7 @@ class Engine:
         """By request id and choice."""
         self._ended: dict[str, list[Delta]] = {}
         """Of resumed requests: choices that were at their end already. They are told with the next step."""
+        self._pace = Pace(max_num_batched_tokens, max_step_ms)
         self._watch = Stopwatch()
         self._steps = self._prompt_tokens = self._output_tokens = self._bulk_calls = 0
         if runner.max_model_len > blocks.capacity:
@@ -233,11 +239,13 @@ class Engine:
         self._watch.start()
         deltas = [delta for ended in self._ended.values() for delta in ended]
         self._ended.clear()
-        plan = self._scheduler.schedule()
+        plan = self._scheduler.schedule(self._pace.budget)
         for sequence in plan.outgrown:
             deltas.append(self._outgrown(sequence))
         if plan.chunks:
+            began = perf_counter()
             deltas += self._compute(plan)
+            self._pace.note(sum(count for _, count in plan.chunks), perf_counter() - began)
             self._steps += 1
         if not self._live:
             self.check_integrity()

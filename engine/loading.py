@@ -136,6 +136,7 @@ def load_engine(
     *,
     max_num_seqs: int = 128,
     max_num_batched_tokens: int = 512,
+    max_step_ms: float | None = None,
     admission: str = "first-fit",
     **options: Unpack[RunnerOptions],
 ) -> Engine:
@@ -145,6 +146,7 @@ def load_engine(
         model: a hub id, a local folder, or a `.gguf` file.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens a step computes at most.
+        max_step_ms: milliseconds a step should take at most; None: no bound.
         admission: `first-fit`, `best-fit` or `priority`.
         options: see `load_runner`.
 
@@ -163,6 +165,7 @@ def load_engine(
         grammars=Grammars(weights.tokenizer, loaded.runner.vocab_size, weights.eos_token_ids),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_step_ms=max_step_ms,
         admission=admission,
     )
 

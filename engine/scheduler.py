@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from engine.blocks import BlockPool
 from engine.forecast import Forecast
 from engine.interface import Request
+from engine.pace import LEAST
 from engine.sequence import Line, Sequence, place
 from engine.slots import SlotAllocator
 from protocol import ErrorCode, RequestError
@@ -140,13 +141,18 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running) or bool(self.waiting)
 
-    def schedule(self) -> Plan:
-        """Plan the next step. Empty only if there is no work, or if all of it is in `outgrown`."""
+    def schedule(self, budget: int | None = None) -> Plan:
+        """Plan the next step. Empty only if there is no work, or if all of it is in `outgrown`.
+
+        Args:
+            budget: tokens, at most `max_num_batched_tokens`, which it is if not given. Every decode has its token
+                even so, and a prompt that has begun gets on by `LEAST`; nobody is admitted beyond it.
+        """
         plan = Plan()
-        budget = self.max_num_batched_tokens
-        budget -= self._plan_decodes(plan)
-        budget -= self._plan_prefills(plan, budget)
-        self._admit(plan, budget)
+        left = self.max_num_batched_tokens - self._plan_decodes(plan)
+        within = left if budget is None else min(left, budget - len(plan.chunks))
+        within -= self._plan_prefills(plan, min(left, max(within, LEAST)))
+        self._admit(plan, max(within, 0))
         return plan
 
     def check_integrity(self) -> None:

@@ -77,6 +77,12 @@ def worker(
         int | None,
         typer.Option(min=1, help="Tokens one step computes at most. [default: 512]", rich_help_panel=ENGINE),
     ] = None,
+    max_step_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Milliseconds a step should take at most. [default: no bound]", rich_help_panel=ENGINE
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -128,6 +134,7 @@ def worker(
         "device": device,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
+        "max_step_ms": max_step_ms,
         "max_model_len": max_model_len,
         "block_size": block_size,
         "num_kv_blocks": num_kv_blocks,

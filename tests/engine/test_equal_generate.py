@@ -38,15 +38,24 @@ class EosMasked:
         self._runner.copy_blocks(pairs)
 
 
-def engine_for(folder: Path, *, max_num_batched_tokens: int = 512, **options: Any) -> Engine:
-    loaded = load_runner(str(folder), dtype="float32", device="cpu", **options)
+def engine_for(
+    folder: Path,
+    *,
+    max_num_batched_tokens: int = 512,
+    max_num_seqs: int = 128,
+    admission: str = "first-fit",
+    **options: Any,
+) -> Engine:
+    loaded = load_runner(str(folder), dtype="float32", device="cpu", max_num_seqs=max_num_seqs, **options)
     return Engine(
         EosMasked(loaded.runner),
         None,
         TokenIds(),
         Fingerprint(name="tiny"),
         (2,),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        admission=admission,
     )
 
 

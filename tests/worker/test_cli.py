@@ -24,6 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
         "max_model_len",
         "max_num_batched_tokens",
         "max_num_seqs",
+        "max_step_ms",
     ],
 )
 def test_the_help_shows_the_defaults_of_the_page(keyword: str) -> None:
