@@ -1,4 +1,4 @@
-"""The CPU backend: decode by the Numba kernel, prefill and rare features by the reference."""
+"""The CPU backend: decode by the Numba kernel, prefill by torch's fused one, rare features by the reference."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch
+from engine.attention.fused_prefill import attend_chunk
 from engine.attention.numba_kernel import decode_kernel
 from engine.attention.reference import ReferenceBackend, write_kv
 
@@ -48,8 +49,12 @@ class NumbaBackend:
         """Tell decodes from prefill chunks, once for all layers."""
         self._reference.plan(batch)
         self._decodes = _Decodes.of(batch)
-        self._chunks = [index for index, span in enumerate(batch.spans) if span.num_rows > 1]
-        rows = [np.arange(batch.spans[i].first_row, batch.spans[i].end_row) for i in self._chunks]
+        self._chunks = [
+            (span, torch.from_numpy(table).long())
+            for span, table in zip(batch.spans, batch.block_tables, strict=True)
+            if span.num_rows > 1
+        ]
+        rows = [np.arange(span.first_row, span.end_row) for span, _ in self._chunks]
         self._chunk_rows = torch.from_numpy(np.concatenate(rows)) if rows else None
         if self._chunk_rows is not None:
             self._chunk_blocks = batch.slot_blocks[self._chunk_rows]
@@ -64,8 +69,8 @@ class NumbaBackend:
         out = torch.empty_like(call.query)
         if self._chunk_rows is not None:
             write_kv(call, self._chunk_rows, self._chunk_blocks, self._chunk_offsets)
-            for index in self._chunks:
-                self._reference.attend_one(call, index, out)
+            for span, table in self._chunks:
+                out[span.first_row : span.end_row] = attend_chunk(call, span, table)
         if len(self._decodes.rows):
             self._decode(call, out)
         return out

@@ -31,8 +31,8 @@ def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tenso
     skipped = first_seen // block_size
     origin = skipped * block_size
     length = span.length - origin
-    key = _gather(call.key_blocks, table[skipped:], length)
-    value = _gather(call.value_blocks, table[skipped:], length)
+    key = gather(call.key_blocks, table[skipped:], length)
+    value = gather(call.value_blocks, table[skipped:], length)
 
     query = call.query[span.first_row : span.end_row]
     rows, heads, head_dim = query.shape
@@ -48,28 +48,28 @@ def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tenso
     scores = scores.float().mul_(call.scaling)
     if call.softcap is not None:
         scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
-    hidden = _hidden(span, origin, call.sliding_window, query.device)
-    if hidden is not None:
-        scores.masked_fill_(hidden, float("-inf"))
+    unseen = hidden(span, origin, call.sliding_window, query.device)
+    if unseen is not None:
+        scores.masked_fill_(unseen, float("-inf"))
     weights = _softmax(scores, call.sinks).to(value.dtype)
     out = torch.matmul(weights.view(kv_heads, group * rows, length), value)
     return out.view(kv_heads, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
 
 
-def _gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+def gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """`[N, length, D]` from `[blocks, N, block_size, D]`."""
     found = blocks.index_select(0, table).transpose(0, 1)
     return found.reshape(found.shape[0], -1, found.shape[-1])[:, :length]
 
 
-def _hidden(span: Span, origin: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def hidden(span: Span, origin: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """`[rows, length]` bool, True where a row may not look; None where every row sees everything."""
     if span.num_rows == 1 and (window is None or span.length - origin <= window):
         return None
     rows = torch.arange(span.start, span.length, device=device)[:, None]
-    seen = torch.arange(origin, span.length, device=device)[None]
-    hidden = seen > rows
-    return hidden if window is None else hidden | (seen <= rows - window)
+    columns = torch.arange(origin, span.length, device=device)[None]
+    unseen = columns > rows
+    return unseen if window is None else unseen | (columns <= rows - window)
 
 
 def _softmax(scores: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
