@@ -44,7 +44,7 @@ class Choice:
             RequestError: what an earlier attempt wrote does not follow the request's grammar.
         """
         params = request.params
-        prompt_index = index // params.n
+        prompt_index = request.prompt_of(index)
         written = request.written[index].token_ids if request.written else ()
         self.index = index
         self.prompt_logprobs: list[TokenLogprob | None] = []

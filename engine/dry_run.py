@@ -139,7 +139,7 @@ def _choices_left(request: DryRequest) -> list[_Choice]:
     choices = []
     for index, so_far in enumerate(written):
         if not so_far.ended:
-            prompt = index // request.params.n
+            prompt = request.prompt_of(index)
             length, done = request.max_tokens[prompt], len(so_far.token_ids)
             choices.append(_Choice(index, request.answers[prompt], length, done))
     return choices

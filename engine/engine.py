@@ -300,7 +300,7 @@ class Engine:
         """The end of a resumed choice that has nothing left to compute, or that grew beyond this pool."""
         over = choice.over()
         if over is None and choice.num_output_tokens:
-            num_prompt_tokens = len(request.prompts[choice.index // request.params.n])
+            num_prompt_tokens = len(request.prompts[request.prompt_of(choice.index)])
             if num_prompt_tokens + choice.num_output_tokens > self._scheduler.blocks.capacity:
                 return choice.cut()
         return over

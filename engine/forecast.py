@@ -90,7 +90,8 @@ class Forecast:
         return True
 
     def _remaining(self, sequence: Sequence) -> int:
-        most = sequence.request.max_tokens[sequence.choice // sequence.request.params.n]
+        request = sequence.request
+        most = request.max_tokens[request.prompt_of(sequence.choice)]
         return self.lengths.remaining(sequence.num_output_tokens, most)
 
     def _own(self, sequence: Sequence) -> int:

@@ -58,6 +58,10 @@ class Request:
     written: tuple[Written, ...] = ()
     """One a choice, where an earlier attempt got anywhere: prefilled with the prompt, and gone on from."""
 
+    def prompt_of(self, choice: int) -> int:
+        """Number of the prompt that a choice answers."""
+        return choice // self.params.n
+
     @property
     def num_choices(self) -> int:
         """Choices of all prompts."""

@@ -14,10 +14,11 @@ llguidance refuses what it does not know, with these exceptions, which are rewri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from engine import regex
+from engine.json_strings import strings
 
 MAX_DEPTH = 64
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -131,22 +132,9 @@ def _pattern(value: Any, _schema: dict[str, Any], place: str) -> str:
 
 
 def _values(value: Any, _schema: dict[str, Any], place: str) -> Any:
-    if any(map(_CONTROL.search, _strings(value))):
+    if any(map(_CONTROL.search, strings(value))):
         raise SchemaError(f"{place}: control characters other than \\b \\f \\n \\r \\t are not supported")
     return value
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            yield key
-            yield from _strings(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _strings(each)
 
 
 def _number(value: Any, _schema: dict[str, Any], place: str) -> Any:

@@ -97,10 +97,7 @@ class Scheduler:
         self._arrivals += len(sequences)
         leader = None
         for sequence in sequences:
-            if (
-                leader is not None
-                and leader.choice // request.params.n == sequence.choice // request.params.n
-            ):
+            if leader is not None and request.prompt_of(leader.choice) == request.prompt_of(sequence.choice):
                 sequence.leader = leader
                 leader.followers.append(sequence)
             else:

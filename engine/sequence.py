@@ -40,7 +40,7 @@ class Sequence:
     def __init__(self, request: Request, choice: int, arrival: int) -> None:
         self.request = request
         self.choice = choice
-        self.prompt = request.prompts[choice // request.params.n]
+        self.prompt = request.prompts[request.prompt_of(choice)]
         written = request.written[choice].token_ids if request.written else ()
         self.token_ids: list[int] = [*self.prompt, *written]
         self.num_computed_tokens = 0

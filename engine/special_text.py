@@ -13,13 +13,14 @@ from __future__ import annotations
 import copy
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from engine.chat import Chat
+from engine.json_strings import strings
 from protocol import ErrorCode, RequestError
 
 PRIVATE = 0x100000
@@ -55,10 +56,10 @@ class SpecialText:
             The chat for the template, and the characters it holds: none where no special text occurs.
         """
         everything = (chat.messages, chat.tools, chat.variables)
-        found = {text for string in _strings(everything) for text in self._pattern.findall(string)}
+        found = {text for string in strings(everything) for text in self._pattern.findall(string)}
         if not found:
             return chat, {}
-        taken = set().union(*_strings(everything))
+        taken = set().union(*strings(everything))
         free = (
             character for number in range(PRIVATE_SIZE) if (character := chr(PRIVATE + number)) not in taken
         )
@@ -142,18 +143,6 @@ def _cannot(what: str) -> RequestError:
         ErrorCode.INVALID_REQUEST,
         f"split_special_tokens: this model's tokenizer cannot read {what} as plain text",
     )
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield key
-            yield from _strings(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import Span
-from engine.attention.reference import gather, hidden
+from engine.attention.reference import hidden, past
 
 
 def attend_chunk(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tensor:
@@ -32,10 +32,9 @@ def attend_chunk(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tens
         key, value = call.key[rows].transpose(0, 1), call.value[rows].transpose(0, 1)
         seen = None
     else:
-        table = table[: (span.length - 1) // call.key_blocks.shape[2] + 1]
-        key = gather(call.key_blocks, table, span.length)
-        value = gather(call.value_blocks, table, span.length)
-        seen = _seen(span, call.sliding_window)
+        width = (span.length - 1) // call.key_blocks.shape[2] + 1
+        key, value, origin = past(call, span, table[:width])
+        seen = _seen(span, origin, call.sliding_window)
     out = scaled_dot_product_attention(
         query,
         key[None],
@@ -48,7 +47,7 @@ def attend_chunk(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tens
     return out[0].transpose(0, 1)
 
 
-def _seen(span: Span, window: int | None) -> torch.Tensor | None:
-    """`[rows, length]` bool, True where a row may look."""
-    unseen = hidden(span, 0, window, torch.device("cpu"))
+def _seen(span: Span, origin: int, window: int | None) -> torch.Tensor | None:
+    """`[rows, L]` bool, True where a row may look."""
+    unseen = hidden(span, origin, window, torch.device("cpu"))
     return None if unseen is None else ~unseen

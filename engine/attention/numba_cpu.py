@@ -50,8 +50,8 @@ class NumbaBackend:
         self._reference.plan(batch)
         self._decodes = _Decodes.of(batch)
         self._chunks = [
-            (span, torch.from_numpy(table).long())
-            for span, table in zip(batch.spans, batch.block_tables, strict=True)
+            (span, table)
+            for span, table in zip(batch.spans, self._reference.tables, strict=True)
             if span.num_rows > 1
         ]
         rows = [np.arange(span.first_row, span.end_row) for span, _ in self._chunks]

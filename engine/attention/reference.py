@@ -25,14 +25,8 @@ def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tenso
     Returns:
         `[rows, H, E]`.
     """
-    block_size = call.key_blocks.shape[2]
-    # Blocks that lie wholly before the first row's window are never read.
-    first_seen = 0 if call.sliding_window is None else max(0, span.start - call.sliding_window + 1)
-    skipped = first_seen // block_size
-    origin = skipped * block_size
+    key, value, origin = past(call, span, table)
     length = span.length - origin
-    key = gather(call.key_blocks, table[skipped:], length)
-    value = gather(call.value_blocks, table[skipped:], length)
 
     query = call.query[span.first_row : span.end_row]
     rows, heads, head_dim = query.shape
@@ -56,7 +50,20 @@ def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tenso
     return out.view(kv_heads, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
 
 
-def gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+def past(call: LayerCall, span: Span, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Keys `[N, L, D]` and values `[N, L, E]` that a span's rows may look at, and the position of the first.
+
+    Blocks that lie wholly before the first row's window are never read.
+    """
+    block_size = call.key_blocks.shape[2]
+    first_seen = 0 if call.sliding_window is None else max(0, span.start - call.sliding_window + 1)
+    skipped = first_seen // block_size
+    length = span.length - skipped * block_size
+    key, value = (_gather(blocks, table[skipped:], length) for blocks in (call.key_blocks, call.value_blocks))
+    return key, value, skipped * block_size
+
+
+def _gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """`[N, length, D]` from `[blocks, N, block_size, D]`."""
     found = blocks.index_select(0, table).transpose(0, 1)
     return found.reshape(found.shape[0], -1, found.shape[-1])[:, :length]
@@ -88,13 +95,14 @@ class ReferenceBackend:
 
     def __init__(self) -> None:
         self._batch: PackedBatch | None = None
-        self._tables: list[torch.Tensor] = []
+        self.tables: list[torch.Tensor] = []
+        """Block table of each span of the step, int64, on the device."""
 
     def plan(self, batch: PackedBatch) -> None:
         """Move the block tables to the device once for all layers."""
         self._batch = batch
         tables = torch.from_numpy(batch.block_tables).to(batch.input_ids.device, torch.int64)
-        self._tables = list(tables.unbind(0))
+        self.tables = list(tables.unbind(0))
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """See `Backend.attend`."""
@@ -112,4 +120,4 @@ class ReferenceBackend:
         assert batch is not None, "plan() comes before attend()"
         span = batch.spans[index]
         width = (span.length - 1) // call.key_blocks.shape[2] + 1
-        out[span.first_row : span.end_row] = attend_span(call, span, self._tables[index][:width])
+        out[span.first_row : span.end_row] = attend_span(call, span, self.tables[index][:width])
