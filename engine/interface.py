@@ -195,6 +195,8 @@ class Chunk:
     num_logits: int
     """Logits are wanted after this many of the last of them: 0 inside a prompt, 1 where a token is drawn, all where
     the prompt's log-probabilities are asked for."""
+    follows: int | None = None
+    """Its last token is not known on the host yet: it is this entry of `drawn`, and `token_ids` holds a 0 for it."""
 
 
 class Runner(Protocol):
@@ -224,8 +226,23 @@ class Runner(Protocol):
         """Blocks in the KV store."""
         ...
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `forward` returns before it has computed anything, as on a GPU."""
+        ...
+
+    @property
+    def num_padding_rows(self) -> int:
+        """Rows computed so far that belonged to no token, such as those that fill up a CUDA graph's batch."""
+        ...
+
+    def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
         """Compute the chunks of one step and write their KV.
+
+        Args:
+            chunks: at least one.
+            drawn: int64 `[rows]` on the runner's device: what the last step drew, which the host may not have read
+                yet. Needed where a chunk has `follows`; never to be read from the host here.
 
         Returns:
             Logits `[sum of num_logits, vocab_size]`, floating point, in the order of the chunks and their tokens.

@@ -31,16 +31,22 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._attention = attention
+        self.num_padding_rows = 0
 
     @property
     def backend_name(self) -> str:
         """The attention backend in use."""
         return self._attention.backend.name
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """See `Runner.is_asynchronous`."""
+        return self._model.device.type != "cpu"
+
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
         """See `Runner.forward`. Returns float32 `[sum of num_logits, vocab_size]`."""
-        batch = pack(chunks, self.block_size, self._model.device)
+        batch = pack(chunks, self.block_size, self._model.device, drawn)
         self._attention.begin(batch)
         out = self._model(
             input_ids=batch.input_ids,

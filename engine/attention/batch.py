@@ -60,8 +60,17 @@ class PackedBatch:
     """`[S, W]`, on the host."""
 
 
-def pack(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> PackedBatch:
-    """Pack the chunks of one step; all arrays are made in numpy and moved to `device` once each."""
+def pack(
+    chunks: Sequence[Chunk], block_size: int, device: torch.device, drawn: torch.Tensor | None = None
+) -> PackedBatch:
+    """Pack the chunks of one step; all arrays are made in numpy and moved to `device` once each, without a wait.
+
+    Args:
+        chunks: at least one.
+        block_size: tokens of a block.
+        device: where the batch is computed.
+        drawn: int64 `[rows]` on `device`; tokens that are not known on the host are taken from it there.
+    """
     spans: list[Span] = []
     row = 0
     for chunk in chunks:
@@ -95,8 +104,18 @@ def pack(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> Pack
     def move(array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
+    input_ids = move(tokens)
+    unknown = [
+        (span.end_row - 1, chunk.follows)
+        for span, chunk in zip(spans, chunks, strict=True)
+        if chunk.follows is not None
+    ]
+    if drawn is not None and unknown:
+        rows, entries = move(np.array(unknown, np.int64).T.copy())
+        input_ids.index_copy_(0, rows, drawn.index_select(0, entries))
+
     return PackedBatch(
-        input_ids=move(tokens)[None],
+        input_ids=input_ids[None],
         position_ids=move(positions)[None],
         logit_rows=move(np.array(logit_rows, np.int64)),
         slot_blocks=move(slot_blocks),

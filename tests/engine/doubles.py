@@ -41,6 +41,9 @@ class Step:
 class PagedDouble:
     """Implements `engine.interface.Runner`."""
 
+    is_asynchronous = False
+    num_padding_rows = 0
+
     def __init__(
         self,
         logits: Logits,
@@ -58,12 +61,12 @@ class PagedDouble:
         self.steps: list[Step] = []
         self.before_forward: Callable[[], None] = lambda: None
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
         self.before_forward()
         decodes = sum(len(chunk.token_ids) == 1 and chunk.num_logits == 1 for chunk in chunks)
         self.steps.append(Step([len(chunk.token_ids) for chunk in chunks], decodes))
         for chunk in chunks:
-            for offset, token_id in enumerate(chunk.token_ids):
+            for offset, token_id in enumerate(_known(chunk, drawn)):
                 self._store[self._slot(chunk, chunk.start + offset)] = token_id
         sequences = [
             tokens[: len(tokens) - left]
@@ -88,6 +91,15 @@ class PagedDouble:
         tokens = [self._store[self._slot(chunk, position)] for position in range(length)]
         assert None not in tokens, "read before written"
         return [token for token in tokens if token is not None]
+
+
+def _known(chunk: Chunk, drawn: torch.Tensor | None) -> list[int]:
+    """The chunk's tokens, the last from what the step before has drawn if the engine has not read it."""
+    if chunk.follows is None:
+        return list(chunk.token_ids)
+    assert drawn is not None
+    assert chunk.token_ids[-1] == 0, "a token that nobody can know yet"
+    return [*chunk.token_ids[:-1], int(drawn[chunk.follows])]
 
 
 class TokenIds:

@@ -27,10 +27,11 @@ class EosMasked:
     def __init__(self, runner: Runner, eos: int = 2) -> None:
         self.vocab_size, self.max_model_len = runner.vocab_size, runner.max_model_len
         self.block_size, self.num_kv_blocks = runner.block_size, runner.num_kv_blocks
+        self.is_asynchronous, self.num_padding_rows = runner.is_asynchronous, runner.num_padding_rows
         self._runner, self._eos = runner, eos
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        logits = self._runner.forward(chunks).clone()
+    def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self._runner.forward(chunks, drawn).clone()
         logits[:, self._eos] = -torch.inf
         return logits
 
