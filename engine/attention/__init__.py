@@ -12,6 +12,10 @@ from engine.attention.reference import ReferenceBackend
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     """The fastest backend for this device and dtype."""
+    if device.type == "cuda":
+        from engine.attention.varlen import find_varlen
+
+        return find_varlen(device, dtype) or ReferenceBackend()
     if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
         from engine.attention.numba_cpu import NumbaBackend
 

@@ -101,25 +101,28 @@ def pack(
         for row in range(span.end_row - chunk.num_logits, span.end_row)
     ]
 
-    def move(array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(device, non_blocking=True)
-
-    input_ids = move(tokens)
+    input_ids = to_device(tokens, device)
     unknown = [
         (span.end_row - 1, chunk.follows)
         for span, chunk in zip(spans, chunks, strict=True)
         if chunk.follows is not None
     ]
     if drawn is not None and unknown:
-        rows, entries = move(np.array(unknown, np.int64).T.copy())
+        rows, entries = to_device(np.array(unknown, np.int64).T.copy(), device)
         input_ids.index_copy_(0, rows, drawn.index_select(0, entries))
 
     return PackedBatch(
         input_ids=input_ids[None],
-        position_ids=move(positions)[None],
-        logit_rows=move(np.array(logit_rows, np.int64)),
-        slot_blocks=move(slot_blocks),
-        slot_offsets=move(positions % block_size),
+        position_ids=to_device(positions, device)[None],
+        logit_rows=to_device(np.array(logit_rows, np.int64), device),
+        slot_blocks=to_device(slot_blocks, device),
+        slot_offsets=to_device(positions % block_size, device),
         spans=spans,
         block_tables=tables,
     )
+
+
+def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
+    """The array on the device, without a wait: a GPU copies by itself only what lies in pinned memory."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -160,4 +160,3 @@ def test_a_sequence_s_answer_does_not_depend_on_its_neighbours() -> None:
 def test_half_precision_falls_to_the_reference() -> None:
     assert choose_backend(torch.device("cpu"), torch.float16).name == "reference"
     assert choose_backend(torch.device("cpu"), torch.float32).name == "numba"
-    assert choose_backend(torch.device("cuda"), torch.bfloat16).name == "reference"
