@@ -2,7 +2,7 @@
 
     one tensor for keys and one for values a layer, each
 
-        [num_blocks, kv_heads, block_size, head_dim]
+        [num_blocks, kv_heads, block_size, stored_dim(head_dim)]        see engine/attention/kv_dtype.py
 
 One head's block lies in one piece (8 KB for 32 tokens of 64 fp32 numbers): blocks in any order then read as
 fast as contiguous memory, so paging costs nothing.
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from engine.attention import ProbedLayer
+from engine.attention.kv_dtype import stored_dim
 from protocol import ModelUnavailable
 
 CPU_KV_BYTES = 4 << 30
@@ -44,7 +45,10 @@ class KVShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, keys and values of all layers."""
-        numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in self.layers)
+        numbers = sum(
+            heads * (stored_dim(key_dim, self.dtype) + stored_dim(value_dim, self.dtype))
+            for heads, key_dim, value_dim in self.layers
+        )
         return numbers * self.dtype.itemsize * self.block_size
 
     def blocks_for(self, tokens: int) -> int:
@@ -66,12 +70,8 @@ class KVStore:
         try:
             self.layers = [
                 (
-                    torch.empty(
-                        num_blocks, heads, shape.block_size, key_dim, dtype=shape.dtype, device=device
-                    ),
-                    torch.empty(
-                        num_blocks, heads, shape.block_size, value_dim, dtype=shape.dtype, device=device
-                    ),
+                    _blocks(shape, num_blocks, heads, key_dim, device),
+                    _blocks(shape, num_blocks, heads, value_dim, device),
                 )
                 for heads, key_dim, value_dim in shape.layers
             ]
@@ -84,9 +84,13 @@ class KVStore:
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks in every layer, `(from, to)` each; none is read and written at once."""
         sources, targets = (list(blocks) for blocks in zip(*pairs, strict=True))
-        for keys, values in self.layers:
-            keys[targets] = keys[sources]
-            values[targets] = values[sources]
+        for blocks in (part.view(torch.uint8) for pair in self.layers for part in pair):
+            blocks[targets] = blocks[sources]
+
+
+def _blocks(shape: KVShape, num_blocks: int, heads: int, dim: int, device: torch.device) -> torch.Tensor:
+    width = stored_dim(dim, shape.dtype)
+    return torch.empty(num_blocks, heads, shape.block_size, width, dtype=shape.dtype, device=device)
 
 
 def plan_num_blocks(

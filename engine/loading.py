@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 from engine.attention import PagedAttention, choose_backend
+from engine.attention.kv_dtype import choose_kv_dtype, parse_kv_dtype
 from engine.compilation import compile_layers
 from engine.engine import Engine
 from engine.grammar import Grammars
@@ -42,6 +43,7 @@ class RunnerOptions(TypedDict, total=False):
     block_size: int
     num_kv_blocks: int | None
     kv_memory: int | None
+    kv_dtype: str
     compile: bool | None
     revision: str | None
     trust_remote_code: bool
@@ -58,6 +60,7 @@ def load_runner(
     block_size: int = 32,
     num_kv_blocks: int | None = None,
     kv_memory: int | None = None,
+    kv_dtype: str = "auto",
     compile: bool | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -73,6 +76,7 @@ def load_runner(
         max_model_len: most tokens of a sequence; None: what the model was made for.
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
+        kv_dtype: `auto` (the model's), `float32`, `bfloat16`, `float16`, `int8` or `fp8`.
         compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`.
         revision: branch, tag or commit of a hub id; None: its main branch.
         trust_remote_code: run modeling code that comes with the model.
@@ -83,6 +87,7 @@ def load_runner(
         sequence.
     """
     began = time.monotonic()
+    kv_asked = parse_kv_dtype(kv_dtype)
     weights = load_weights(
         model,
         dtype=dtype,
@@ -95,7 +100,9 @@ def load_runner(
     length = context_length(net, max_model_len)
     layers, vocab_size = probe(net, length)
 
-    shape = KVShape.of(layers, net.dtype, block_size)
+    backend = choose_backend(net.device, net.dtype)
+    kv_kept = choose_kv_dtype(kv_asked, net.dtype, backend)
+    shape = KVShape.of(layers, kv_kept, block_size)
     share, cap = share_and_cap(net.device)
     num_blocks = plan_num_blocks(
         shape,
@@ -108,7 +115,7 @@ def load_runner(
         num_kv_blocks=num_kv_blocks,
     )
     kv = KVStore(shape, num_blocks, net.device)
-    attention = PagedAttention(choose_backend(net.device, net.dtype))
+    attention = PagedAttention(backend)
     for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
         attention.bind(layer, key_blocks, value_blocks)
 
@@ -117,6 +124,8 @@ def load_runner(
     if not compiled:  # a compiled graph takes no packed weights
         pack_linears(net, lambda: runner.forward([Chunk([0], 0, [0], num_logits=1)]))
     warm_up(runner)
+    if kv_kept != net.dtype:
+        weights = replace(weights, fingerprint=weights.fingerprint.model_copy(update={"kv_dtype": kv_dtype}))
     log.info(
         "loaded %s in %.1f s: context %d, %d KV blocks of %d tokens (%.2f GiB), attention %s, %s",
         weights.fingerprint,

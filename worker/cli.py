@@ -102,6 +102,13 @@ def worker(
             rich_help_panel=ENGINE,
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="auto | float32 | bfloat16 | float16 | int8 | fp8 [default: the model's]",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
@@ -139,6 +146,7 @@ def worker(
         "block_size": block_size,
         "num_kv_blocks": num_kv_blocks,
         "kv_memory": parse_bytes(kv_memory) if kv_memory is not None else None,
+        "kv_dtype": kv_dtype,
         "admission": admission,
         "compile": compile,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +24,11 @@ class LayerCall:
     value: torch.Tensor
     """`[T, N, E]`, contiguous."""
     key_blocks: torch.Tensor
-    """`[blocks, N, block_size, D]`: this layer's part of the KV store, written to."""
+    """`[blocks, N, block_size, stored_dim(D)]`: this layer's part of the KV store, written to. Its dtype may be
+    another than the keys' (`engine/attention/kv_dtype.py`).
+    """
     value_blocks: torch.Tensor
-    """`[blocks, N, block_size, E]`."""
+    """`[blocks, N, block_size, stored_dim(E)]`."""
     scaling: float
     sliding_window: int | None
     """A query at position p sees positions p - window + 1 .. p. None: all before it."""
@@ -41,6 +44,10 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """For logs and reports."""
+        ...
+
+    def kv_dtypes(self, compute: torch.dtype) -> Sequence[torch.dtype]:
+        """Dtypes in which keys and values can be kept for a model that computes in `compute`."""
         ...
 
     def plan(self, batch: PackedBatch) -> None:

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import Span
+from engine.attention.kv_dtype import as_stored
 from engine.attention.reference import hidden, past
 
 
@@ -29,7 +30,8 @@ def attend_chunk(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tens
     rows = slice(span.first_row, span.end_row)
     query = call.query[rows].transpose(0, 1)[None]
     if span.start == 0 and (call.sliding_window is None or span.length <= call.sliding_window):
-        key, value = call.key[rows].transpose(0, 1), call.value[rows].transpose(0, 1)
+        key, value = (as_stored(vectors[rows], call.key_blocks.dtype) for vectors in (call.key, call.value))
+        key, value = key.transpose(0, 1), value.transpose(0, 1)
         seen = None
     else:
         width = (span.length - 1) // call.key_blocks.shape[2] + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numba
@@ -13,6 +14,7 @@ from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch
 from engine.attention.fused_prefill import attend_chunk
 from engine.attention.numba_kernel import decode_kernel
+from engine.attention.numba_numbers import bits, scales
 from engine.attention.reference import ReferenceBackend, write_kv
 
 Ints = npt.NDArray[np.int32]
@@ -44,6 +46,10 @@ class NumbaBackend:
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
         self._threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+
+    def kv_dtypes(self, compute: torch.dtype) -> Sequence[torch.dtype]:
+        """See `Backend.kv_dtypes`: all there are."""
+        return self._reference.kv_dtypes(compute)
 
     def plan(self, batch: PackedBatch) -> None:
         """Tell decodes from prefill chunks, once for all layers."""
@@ -82,12 +88,14 @@ class NumbaBackend:
             self._parts[key] = self._partition(kv_heads, call.sliding_window)
         first_seen, part_starts = self._parts[key]
         decode_kernel(heads // kv_heads, head_dim)(
-            _numpy(call.query),
-            _numpy(call.key),
-            _numpy(call.value),
-            _numpy(call.key_blocks),
-            _numpy(call.value_blocks),
-            _numpy(out),
+            bits(call.query),
+            bits(call.key),
+            bits(call.value),
+            bits(call.key_blocks),
+            bits(call.value_blocks),
+            scales(call.key_blocks),
+            scales(call.value_blocks),
+            bits(out),
             self._decodes.rows,
             self._decodes.tables,
             self._decodes.lengths,
@@ -106,11 +114,3 @@ class NumbaBackend:
         shares = done[-1] * np.arange(1, self._threads) / self._threads
         cuts = np.searchsorted(done, shares, side="right")
         return first_seen, np.concatenate([[0], cuts, [len(done)]]).astype(np.int32)
-
-
-def _numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """The tensor's memory as numpy sees it; numpy knows no bfloat16, so its bits are handed over."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    array: npt.NDArray[np.generic] = tensor.numpy()
-    return array

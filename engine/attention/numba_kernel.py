@@ -15,48 +15,11 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import types
-from numba.extending import overload
+
+from engine.attention.numba_numbers import as_float32, from_float32, scale_of, store
 
 # Sums may be reordered (else nothing is vectorized); infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
-
-
-def _as_float32(number: Any) -> Any:
-    raise NotImplementedError
-
-
-@overload(_as_float32)  # type: ignore[untyped-decorator]
-def _as_float32_overload(number: Any) -> Any:
-    """float32 as it is; a uint16 is the upper half of a float32, that is a bfloat16."""
-
-    def same(number: Any) -> Any:
-        return number
-
-    def widened(number: Any) -> Any:
-        return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
-
-    return same if number == types.float32 else widened
-
-
-def _from_float32(number: Any, like: Any) -> Any:
-    raise NotImplementedError
-
-
-@overload(_from_float32)  # type: ignore[untyped-decorator]
-def _from_float32_overload(number: Any, like: Any) -> Any:  # noqa: ARG001
-    """To the storage type of `like`; to bfloat16 it is rounded to nearest even."""
-
-    def same(number: Any, like: Any) -> Any:  # noqa: ARG001
-        return number
-
-    def rounded(number: Any, like: Any) -> Any:  # noqa: ARG001
-        bits = np.float32(number).view(np.uint32)
-        return np.uint16(
-            (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        )
-
-    return same if like == types.float32 else rounded
 
 
 @numba.njit(fastmath=_FAST)  # type: ignore[untyped-decorator]
@@ -88,8 +51,10 @@ def decode_kernel(group: int, head_dim: int) -> Callable[..., None]:
         query: Any,  # [T, N * group, head_dim]
         key: Any,  # [T, N, head_dim]
         value: Any,  # [T, N, head_dim]
-        key_blocks: Any,  # [blocks, N, block_size, head_dim]
-        value_blocks: Any,  # [blocks, N, block_size, head_dim]
+        key_blocks: Any,  # [blocks, N, block_size, stored_dim(head_dim)]
+        value_blocks: Any,
+        key_scales: Any,  # int8: the same memory as float32; else None
+        value_scales: Any,
         out: Any,  # [T, N * group, head_dim]
         rows: Any,  # [S] int32: row of each sequence
         tables: Any,  # [S, W] int32
@@ -111,26 +76,27 @@ def decode_kernel(group: int, head_dim: int) -> Callable[..., None]:
                 h = unit % kv_heads
                 row = rows[s]
                 last = lengths[s] - 1
-                for d in range(head_dim):
-                    key_blocks[tables[s, last // block_size], h, last % block_size, d] = key[row, h, d]
-                    value_blocks[tables[s, last // block_size], h, last % block_size, d] = value[row, h, d]
+                place = (tables[s, last // block_size], h, last % block_size)
+                store(key_blocks, key_scales, place, key[row, h])
+                store(value_blocks, value_scales, place, value[row, h])
                 for g in range(group):
                     top[g] = -np.inf
                     total[g] = np.float32(0.0)
                     for d in range(head_dim):
-                        scaled[g, d] = _as_float32(query[row, h * group + g, d]) * scaling
+                        scaled[g, d] = as_float32(query[row, h * group + g, d]) * scaling
                         acc[g, d] = np.float32(0.0)
                 for page in range(first_seen[s] // block_size, last // block_size + 1):
-                    keys = key_blocks[tables[s, page], h]
-                    values = value_blocks[tables[s, page], h]
+                    block = tables[s, page]
+                    keys = key_blocks[block, h]
+                    values = value_blocks[block, h]
                     begin = max(first_seen[s] - page * block_size, 0)
                     end = min(lengths[s] - page * block_size, block_size)
                     for t in range(begin, end):
                         for g in range(group):
                             dot = np.float32(0.0)
                             for d in range(head_dim):
-                                dot += scaled[g, d] * _as_float32(keys[t, d])
-                            scores[g, t] = dot
+                                dot += scaled[g, d] * as_float32(keys[t, d])
+                            scores[g, t] = dot * scale_of(key_scales, block, h, t)
                     for g in range(group):
                         highest = top[g]
                         for t in range(begin, end):
@@ -145,13 +111,14 @@ def decode_kernel(group: int, head_dim: int) -> Callable[..., None]:
                         for d in range(head_dim):
                             acc[g, d] *= shrink
                     for t in range(begin, end):
+                        scale = scale_of(value_scales, block, h, t)
                         for g in range(group):
-                            weight = scores[g, t]
+                            weight = scores[g, t] * scale
                             for d in range(head_dim):
-                                acc[g, d] += weight * _as_float32(values[t, d])
+                                acc[g, d] += weight * as_float32(values[t, d])
                 for g in range(group):
                     for d in range(head_dim):
-                        out[row, h * group + g, d] = _from_float32(
+                        out[row, h * group + g, d] = from_float32(
                             acc[g, d] / total[g], out[row, h * group + g, d]
                         )
 

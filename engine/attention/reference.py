@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch, Span
+from engine.attention.kv_dtype import KV_DTYPES, from_stored, to_stored
 
 
 def write_kv(call: LayerCall, rows: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor) -> None:
     """Store the keys and values of `rows` (None: all) at their blocks and offsets."""
     key = call.key if rows is None else call.key[rows]
     value = call.value if rows is None else call.value[rows]
-    call.key_blocks[blocks, :, offsets] = key
-    call.value_blocks[blocks, :, offsets] = value
+    for store, vectors in ((call.key_blocks, key), (call.value_blocks, value)):
+        _bits(store)[blocks, :, offsets] = _bits(to_stored(vectors, store.dtype))
 
 
 def attend_span(call: LayerCall, span: Span, table: torch.Tensor) -> torch.Tensor:
@@ -59,14 +62,22 @@ def past(call: LayerCall, span: Span, table: torch.Tensor) -> tuple[torch.Tensor
     first_seen = 0 if call.sliding_window is None else max(0, span.start - call.sliding_window + 1)
     skipped = first_seen // block_size
     length = span.length - skipped * block_size
-    key, value = (_gather(blocks, table[skipped:], length) for blocks in (call.key_blocks, call.value_blocks))
+    key, value = (
+        from_stored(_gather(blocks, table[skipped:], length), vectors.shape[-1], vectors.dtype)
+        for blocks, vectors in ((call.key_blocks, call.key), (call.value_blocks, call.value))
+    )
     return key, value, skipped * block_size
 
 
 def _gather(blocks: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """`[N, length, D]` from `[blocks, N, block_size, D]`."""
-    found = blocks.index_select(0, table).transpose(0, 1)
+    found = _bits(blocks).index_select(0, table).view(blocks.dtype).transpose(0, 1)
     return found.reshape(found.shape[0], -1, found.shape[-1])[:, :length]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; of fp8, which torch cannot index everywhere, its bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def hidden(span: Span, origin: int, window: int | None, device: torch.device) -> torch.Tensor | None:
@@ -97,6 +108,10 @@ class ReferenceBackend:
         self._batch: PackedBatch | None = None
         self.tables: list[torch.Tensor] = []
         """Block table of each span of the step, int64, on the device."""
+
+    def kv_dtypes(self, compute: torch.dtype) -> Sequence[torch.dtype]:  # noqa: ARG002
+        """See `Backend.kv_dtypes`: all there are."""
+        return tuple(KV_DTYPES.values())
 
     def plan(self, batch: PackedBatch) -> None:
         """Move the block tables to the device once for all layers."""

@@ -83,6 +83,31 @@ def test_one_piece_of_memory_a_layer_and_kind() -> None:
     )
 
 
+def test_int8_counts_and_copies_its_scales() -> None:
+    shape = KVShape(((2, 16, 8), (1, 6, 6)), torch.int8, 4)
+    assert shape.block_bytes == 4 * (2 * (16 + 4) + 2 * (8 + 4) + 2 * (8 + 4))
+    store = KVStore(shape, 3, torch.device("cpu"))
+    assert sum(part[0].nbytes for pair in store.layers for part in pair) == shape.block_bytes
+    for keys, values in store.layers:
+        for part in (keys, values):
+            part[:] = torch.arange(part.numel()).view_as(part).remainder(100).to(torch.int8)
+    before = [part.clone() for pair in store.layers for part in pair]
+    store.copy([(0, 2)])
+    for old, new in zip(before, [part for pair in store.layers for part in pair], strict=True):
+        assert torch.equal(new[2], old[0])
+        assert torch.equal(new[:2], old[:2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_blocks_of_every_dtype_are_copied(dtype: torch.dtype) -> None:
+    store = KVStore(KVShape(((2, 16, 8),), dtype, 4), 4, torch.device("cpu"))
+    for part in store.layers[0]:
+        part.copy_(torch.arange(4.0)[:, None, None, None])
+    store.copy([(1, 0), (2, 3)])
+    for part in store.layers[0]:
+        assert part.float()[:, 0, 0, 0].tolist() == [1, 1, 2, 2]
+
+
 def test_what_the_system_refuses_is_one_line() -> None:
     with pytest.raises(ModelUnavailable, match=r"KV store needs .* GiB and the system refuses"):
         KVStore(SHAPE, 1 << 45, torch.device("cpu"))

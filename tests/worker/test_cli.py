@@ -21,6 +21,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
         "compile",
         "device",
         "dtype",
+        "kv_dtype",
         "max_model_len",
         "max_num_batched_tokens",
         "max_num_seqs",
