@@ -1,7 +1,8 @@
 # make demo        watch a real model answer real questions through the queue
 # make test        show that it works: ruff, mypy, pytest
 # make test-long   the tests that take minutes
-# make bench       the tables of bench/NOTES.md, on a quiet machine: half an hour, with the peers that are installed
+# make bench       the tables of docs/speed.md and bench/NOTES.md, on a quiet machine: half an hour (QUICK=1: ten minutes),
+#                  and as much again with the peers: PEERS=..., see docs/speed.md
 # make lint        ruff and mypy alone
 # make clean       remove everything that make has made
 #
@@ -45,13 +46,25 @@ test: lint
 test-long: .venv/.installed-test
 	$(BIN)/python -m pytest -m long
 
+FIGURES := build/bench
+ifdef QUICK
+FIGURES := build/bench-quick
+offline := --rows 32 --concurrency 32 1 --shared 100
+queue := --threads 1 --rounds 1
+latency := --rounds 1 --max-tokens 16
+endif
+
 bench: .venv/.installed-test
-	$(BIN)/python -m bench.offline
-	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.offline $(offline) $(PEERS) --json $(FIGURES)/offline.json
+	$(BIN)/python -m bench.queue_overhead $(queue) --json $(FIGURES)/queue_overhead.json
+	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
 	$(BIN)/python -m bench.sampling
 	$(BIN)/python -m bench.pressure --policy first-fit
 	$(BIN)/python -m bench.pressure --policy best-fit
 	$(BIN)/python -m bench.grammar
+ifndef QUICK
+	$(BIN)/python -m bench.report --figures $(FIGURES)
+endif
 
 clean:
 	rm -rf .venv build demo-output *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

