@@ -9,6 +9,7 @@ from protocol.errors import (
     MillstreamError,
     ModelMismatch,
     ModelUnavailable,
+    OptionRefused,
     QueueFull,
     RequestError,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "MillstreamError",
     "ModelMismatch",
     "ModelUnavailable",
+    "OptionRefused",
     "Priority",
     "QueueFull",
     "RequestError",

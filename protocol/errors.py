@@ -6,6 +6,8 @@ worker. Every other `MillstreamError` belongs to the caller of a command or of t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 
@@ -63,3 +65,25 @@ class ModelMismatch(MillstreamError):
 
 class ModelUnavailable(MillstreamError):
     """The model cannot be loaded, or does not fit; the message says what is missing."""
+
+
+class OptionRefused(MillstreamError, ValueError):
+    """An option cannot be had as it was given. The message names options by their Python keywords."""
+
+    def __init__(self, why: str, ways: Sequence[Mapping[str, object]] = ()) -> None:
+        """
+        Args:
+            why: what is wrong, with the numbers.
+            ways: settings that work instead, each the options to change; None: an option to leave out.
+        """
+        told = ", or ".join(map(_told, ways))
+        super().__init__(f"{why}: give {told}" if told else why)
+        self.ways = tuple(ways)
+
+    def as_flags(self) -> str:
+        """The message for a command line: `num_kv_blocks` is `--num-kv-blocks` there."""
+        return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: "--" + name[0].replace("_", "-"), str(self))
+
+
+def _told(way: Mapping[str, object]) -> str:
+    return " and ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in way.items())
