@@ -52,15 +52,18 @@ FIGURES := build/bench-quick
 offline := --rows 32 --concurrency 32 1 --shared 100
 queue := --threads 1 --rounds 1
 latency := --rounds 1 --max-tokens 16
+accuracy := --rows 2
 endif
 
 bench: .venv/.installed-test
 	$(BIN)/python -m bench.offline $(offline) $(PEERS) --json $(FIGURES)/offline.json
 	$(BIN)/python -m bench.queue_overhead $(queue) --json $(FIGURES)/queue_overhead.json
 	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
+	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
+	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
+	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md
+	cat $(FIGURES)/*.md
 	$(BIN)/python -m bench.sampling
-	$(BIN)/python -m bench.pressure --policy first-fit
-	$(BIN)/python -m bench.pressure --policy best-fit
 	$(BIN)/python -m bench.grammar
 ifndef QUICK
 	$(BIN)/python -m bench.report --figures $(FIGURES)

@@ -98,7 +98,10 @@ def worker(
     )
     try:
         subprocess.run(
-            [sys.executable, "-m", "millstream", "status", "--wait-ready", "300"], env=environment, check=True
+            [sys.executable, "-m", "millstream", "status", "--wait-ready", "300"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
         )
         yield
     finally:

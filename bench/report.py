@@ -3,6 +3,7 @@
 python -m bench.report [--figures build/bench] [--page docs/speed.md]
 
 <!-- table offline.speed -->      the table of that name, from offline.json; without that file it stays
+<!-- table accuracy -->           what a benchmark has printed, from accuracy.md
 <!-- end -->
 """
 
@@ -29,6 +30,7 @@ def tables_in(folder: Path) -> dict[str, str]:
         file = folder / f"{name}.json"
         if file.exists():
             found |= import_module(f"bench.{name}").tables(json.loads(file.read_text()))
+    found |= {file.stem: file.read_text().strip() for file in sorted(folder.glob("*.md"))}
     return found
 
 
