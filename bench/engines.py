@@ -268,9 +268,9 @@ ENGINES = {
         _vllm,
         {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"},
     ),
-    "openvino": Engine("openvino_genai", _OPENVINO, "gguf16", _openvino, note="16-bit GGUF"),
+    "openvino": Engine("openvino_genai", _OPENVINO, "gguf16", _openvino, note="16-bit weights, KV in 8 bits"),
     "openvino-4bit": Engine(
-        "openvino_genai", _OPENVINO, "given", _openvino, note="the GGUF's own 4-bit weights"
+        "openvino_genai", _OPENVINO, "given", _openvino, note="4-bit weights, KV in 8 bits"
     ),
     "transformers-static": Engine(
         "transformers",
