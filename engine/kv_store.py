@@ -3,6 +3,7 @@
     one tensor for keys and one for values a layer, each
 
         [num_blocks, kv_heads, block_size, stored_dim(head_dim)]        see engine/attention/kv_dtype.py
+                                                                        and engine/attention/kv_layout.py
 
 One head's block lies in one piece (8 KB for 32 tokens of 64 fp32 numbers): blocks in any order then read as
 fast as contiguous memory, so paging costs nothing.
@@ -36,11 +37,16 @@ class KVShape:
     """(kv_heads, key_dim, value_dim) of each."""
     dtype: torch.dtype
     block_size: int
+    token_major: bool = False
+    """See `engine.attention.kv_layout`."""
 
     @classmethod
-    def of(cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int) -> KVShape:
+    def of(
+        cls, layers: list[ProbedLayer], dtype: torch.dtype, block_size: int, token_major: bool = False
+    ) -> KVShape:
         """The shape that these attention modules write."""
-        return cls(tuple((a.kv_heads, a.key_dim, a.value_dim) for a in layers), dtype, block_size)
+        dims = tuple((a.kv_heads, a.key_dim, a.value_dim) for a in layers)
+        return cls(dims, dtype, block_size, token_major)
 
     @property
     def block_bytes(self) -> int:
@@ -59,8 +65,12 @@ class KVShape:
 class KVStore:
     """The blocks themselves. Untouched pages of a fresh CPU tensor cost nothing, so a large store starts small."""
 
-    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, shape: KVShape, num_blocks: int, device: torch.device, spare: int = 0) -> None:
         """Take the memory.
+
+        Args:
+            num_blocks: blocks to give out.
+            spare: blocks behind them that are never given out.
 
         Raises:
             ModelUnavailable: the allocator refuses.
@@ -70,8 +80,8 @@ class KVStore:
         try:
             self.layers = [
                 (
-                    _blocks(shape, num_blocks, heads, key_dim, device),
-                    _blocks(shape, num_blocks, heads, value_dim, device),
+                    _blocks(shape, num_blocks + spare, heads, key_dim, device),
+                    _blocks(shape, num_blocks + spare, heads, value_dim, device),
                 )
                 for heads, key_dim, value_dim in shape.layers
             ]
@@ -90,6 +100,9 @@ class KVStore:
 
 def _blocks(shape: KVShape, num_blocks: int, heads: int, dim: int, device: torch.device) -> torch.Tensor:
     width = stored_dim(dim, shape.dtype)
+    if shape.token_major:
+        tokens = torch.empty(num_blocks, shape.block_size, heads, width, dtype=shape.dtype, device=device)
+        return tokens.transpose(1, 2)
     return torch.empty(num_blocks, heads, shape.block_size, width, dtype=shape.dtype, device=device)
 
 

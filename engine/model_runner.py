@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from engine.attention import PagedAttention, pack
+from engine.attention import PackedBatch, PagedAttention, pack
+from engine.attention.varlen import VarlenBackend
+from engine.cuda_graphs import DecodeGraphs, Record
 from engine.interface import Chunk
 from engine.kv_store import KVStore
 
@@ -31,7 +33,7 @@ class ModelRunner:
         self._model = model
         self._kv = kv
         self._attention = attention
-        self.num_padding_rows = 0
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def backend_name(self) -> str:
@@ -41,20 +43,69 @@ class ModelRunner:
     @property
     def is_asynchronous(self) -> bool:
         """See `Runner.is_asynchronous`."""
-        return self._model.device.type != "cpu"
+        return bool(self._model.device.type != "cpu")
+
+    @property
+    def num_padding_rows(self) -> int:
+        """See `Runner.num_padding_rows`."""
+        return self._graphs.num_padding_rows if self._graphs else 0
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers."""
+        return self._kv.shape.block_bytes // self.block_size
+
+    @property
+    def num_replays(self) -> int:
+        """Steps that were a CUDA graph's."""
+        return self._graphs.num_replays if self._graphs else 0
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
         """See `Runner.forward`. Returns float32 `[sum of num_logits, vocab_size]`."""
         batch = pack(chunks, self.block_size, self._model.device, drawn)
+        if self._graphs is not None:
+            replayed = self._graphs.replay(batch)
+            if replayed is not None:
+                return replayed
         self._attention.begin(batch)
+        return self._compute(batch).float()
+
+    @torch.inference_mode()
+    def record_decodes(
+        self, backend: VarlenBackend, max_num_seqs: int, record: Record | None = None
+    ) -> DecodeGraphs:
+        """From now on steps of at most `max_num_seqs` decodes are replayed; a step of each kind has run before.
+
+        Args:
+            backend: the model's attention backend; the KV store has a spare block.
+            record: see `DecodeGraphs`.
+
+        Raises:
+            RuntimeError: the model cannot be recorded; its steps are computed as before.
+        """
+        self._graphs = DecodeGraphs(
+            self._compute,
+            backend,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+            scratch_block=self._kv.num_blocks,
+            vocab_size=self.vocab_size,
+            device=self._model.device,
+            record=record,
+        )
+        return self._graphs
+
+    def _compute(self, batch: PackedBatch) -> torch.Tensor:
+        """Logits `[rows, vocab_size]` of a batch that the attention knows, in the model's dtype."""
         out = self._model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
         )
-        logits: torch.Tensor = out.logits[0].float()
+        logits: torch.Tensor = out.logits[0]
         return logits
 
     @torch.inference_mode()

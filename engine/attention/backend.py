@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from engine.attention.batch import PackedBatch
+from engine.attention.kv_layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,11 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """For logs and reports."""
+        ...
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """How it wants the KV blocks to lie in memory."""
         ...
 
     def kv_dtypes(self, compute: torch.dtype) -> Sequence[torch.dtype]:

@@ -13,6 +13,7 @@ import torch
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch
 from engine.attention.fused_prefill import attend_chunk
+from engine.attention.kv_layout import KVLayout
 from engine.attention.numba_kernel import decode_kernel
 from engine.attention.numba_numbers import bits, scales
 from engine.attention.reference import ReferenceBackend, write_kv
@@ -42,6 +43,7 @@ class NumbaBackend:
     """Decodes 30 layers of 128 sequences of 173 tokens in 17 ms where SDPA takes 85 to 385 (two Zen 5 cores)."""
 
     name = "numba"
+    kv_layout = KVLayout()
 
     def __init__(self) -> None:
         self._reference = ReferenceBackend()

@@ -9,6 +9,7 @@ import torch
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch, Span
 from engine.attention.kv_dtype import KV_DTYPES, from_stored, to_stored
+from engine.attention.kv_layout import KVLayout
 
 
 def write_kv(call: LayerCall, rows: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor) -> None:
@@ -103,6 +104,7 @@ class ReferenceBackend:
     """The backend that every other one is tested against, and falls back to."""
 
     name = "reference"
+    kv_layout = KVLayout()
 
     def __init__(self) -> None:
         self._batch: PackedBatch | None = None
