@@ -64,8 +64,10 @@ def main() -> None:
 def _explain(error: Exception) -> tuple[str, int]:
     """A fault in a line, and its exit code; what is no user's mistake is raised again, with its traceback."""
     from producer.refusal import Refused
-    from protocol import MillstreamError, RequestError
+    from protocol import MillstreamError, OptionRefused, RequestError
 
+    if isinstance(error, OptionRefused):
+        return error.as_flags(), exits.REFUSED
     if isinstance(error, MillstreamError):
         return str(error), exits.REFUSED if isinstance(error, Refused | RequestError) else exits.FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in _WORKER_MODULES:

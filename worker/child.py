@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import BinaryIO
 
 from engine.dry_run import is_dry_run, open_dry_run
-from engine.interface import Delta, EngineCore
-from protocol import ModelUnavailable, RequestError
+from engine.interface import Delta, EngineCore, EngineStats
+from protocol import ModelUnavailable, OptionRefused, RequestError
+from worker.figures import MARK_EVERY_S
 from worker.frames import (
     Begun,
     Drop,
@@ -41,6 +43,7 @@ def open_engine(load: Load) -> EngineCore:
 
     Raises:
         ModelUnavailable: no such model, it does not fit, or the worker extra is not installed.
+        OptionRefused: the options contradict each other, the model or the memory.
     """
     if is_dry_run(load.model):
         return open_dry_run(load.model)
@@ -52,6 +55,8 @@ def open_engine(load: Load) -> EngineCore:
         ) from None
     try:
         return load_engine(load.model, **load.options)
+    except OptionRefused:
+        raise
     except ValueError as error:  # an option outside its range
         raise ModelUnavailable(f"model {load.model}: {error}") from None
 
@@ -77,19 +82,40 @@ def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
 
     Acceptances are told before the step: a job that kills the process in its first step must be known to have run.
     """
+    teller = Teller(engine, sink)
     while True:
         begun, refused = take_in(engine, inbox, wait=not engine.has_work())
         if begun or refused:
-            tell(engine, sink, begun, refused)
+            teller.tell(begun, refused)
         if engine.has_work():
-            tell(engine, sink, [], [to_piece(delta) for delta in engine.step()])
+            teller.tell([], [to_piece(delta) for delta in engine.step()])
 
 
-def tell(engine: EngineCore, sink: BinaryIO, begun: list[Begun], pieces: list[Piece]) -> None:
-    """One frame to the parent; every step has one, so that a parent that hears none knows of a hang."""
-    stats = engine.stats()
-    sink.write(encode_step(Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens)))
-    sink.flush()
+class Teller:
+    """Writes frames to the parent; the engine's counters go along once a second, and with the last before idling."""
+
+    def __init__(self, engine: EngineCore, sink: BinaryIO) -> None:
+        self._engine = engine
+        self._sink = sink
+        self._counted = 0.0
+
+    def tell(self, begun: list[Begun], pieces: list[Piece]) -> None:
+        """One frame; every step has one, so that a parent that hears none knows of a hang."""
+        stats = self._engine.stats()
+        now = time.monotonic()
+        counters = None
+        if now - self._counted >= MARK_EVERY_S or not self._engine.has_work():
+            self._counted = now
+            counters = flat(stats)
+        step = Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens, counters)
+        self._sink.write(encode_step(step))
+        self._sink.flush()
+
+
+def flat(stats: EngineStats) -> dict[str, float]:
+    """Counters as they travel, the seconds of a step's parts among them."""
+    counters = asdict(stats)
+    return counters | counters.pop("seconds")
 
 
 def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], list[Piece]]:
@@ -162,8 +188,8 @@ def main() -> None:
     started = time.monotonic()
     try:
         engine = open_engine(load)
-    except ModelUnavailable as error:
-        sink.write(encode(Failed(str(error))))
+    except (ModelUnavailable, OptionRefused) as error:
+        sink.write(encode(Failed(str(error), isinstance(error, OptionRefused))))
         sink.close()
         os._exit(0)
     loading.set_result(engine)

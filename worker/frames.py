@@ -58,6 +58,8 @@ class Failed:
     """The model cannot be loaded; trying again will not help."""
 
     message: str
+    by_options: bool = False
+    """Other options would have helped, and the message says which."""
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class Step:
     running: int
     waiting: int
     output_tokens: int
+    counters: dict[str, float] | None = None
+    """The engine's (`worker.figures.Counters`), with one frame a second."""
 
 
 ToModel = Load | Run | Drop
@@ -117,7 +121,7 @@ def encode_step(step: Step) -> bytes:
             "t": "Step",
             "b": [[b.key, b.prompt_tokens, b.num_choices, b.seed, b.stream] for b in step.begun],
             "p": [_row(piece) for piece in step.pieces],
-            "s": [step.running, step.waiting, step.output_tokens],
+            "s": [step.running, step.waiting, step.output_tokens, *filter(None, [step.counters])],
         }
     )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from protocol import Fingerprint, ModelUnavailable
+from protocol import Fingerprint, ModelUnavailable, OptionRefused
 from worker.frames import Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
 
 STOP_S = 5.0
@@ -46,6 +46,7 @@ class ModelProcess:
 
         Raises:
             ModelUnavailable: the model cannot be loaded, and never will be.
+            OptionRefused: it could be, with other options.
             ModelCrashed: the process ended while it loaded.
         """
         child_read, parent_write = os.pipe()
@@ -73,7 +74,7 @@ class ModelProcess:
         self.send(Load(model, options))
         frame = await self._next()
         if isinstance(frame, Failed):
-            raise ModelUnavailable(frame.message)
+            raise OptionRefused(frame.message) if frame.by_options else ModelUnavailable(frame.message)
         if not isinstance(frame, Ready):
             raise TypeError(f"the model process began with {type(frame).__name__}")
         self.fingerprint = Fingerprint.model_validate(frame.fingerprint)

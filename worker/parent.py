@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from broker import calls
 from broker.calls import Lease
 from broker.queue import AsyncQueue
 from protocol import ModelMismatch
+from worker.figures import WINDOW_S, Figures
 from worker.frames import Step, ToModel
 from worker.ledger import Ledger
 from worker.link import Link
@@ -68,12 +70,14 @@ class Worker:
         self._hurry = asyncio.Event()
         self._last_step = Step([], [], 0, 0, 0)
         self._rate = Rate()
+        self._figures = Figures()
 
     async def run(self) -> None:
         """Load, serve until told to stop (or, in a burst, until the queue is empty), hand back what is left.
 
         Raises:
             ModelUnavailable: the model cannot be loaded.
+            OptionRefused: it cannot with these options.
             ModelMismatch: the queue serves another model.
             ModelCrashed: the model process dies again and again while it loads.
             redis.RedisError: the server refuses what a worker must be able to do.
@@ -179,6 +183,8 @@ class Worker:
                 continue
             self._last_step = step
             self._rate.note(step.output_tokens)
+            if step.counters is not None:
+                self._figures.note(step.counters)
             await self._ledger.tell(step)
 
     async def _replace_model(self, dead: ModelProcess, error: ModelCrashed) -> None:
@@ -188,6 +194,7 @@ class Worker:
         await self._ledger.convict()
         await self._ledger.hand_back(crashed=True)
         self._rate = Rate()
+        self._figures = Figures()
         await self._load_model()
 
     def _to_model(self, frame: ToModel) -> bool:
@@ -232,10 +239,16 @@ class Worker:
     # -- signs and hints ---------------------------------------------------------------------------------------
 
     async def _beat_loop(self) -> None:
+        said = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_S)
             if self._ledger.model_name:  # not before the first model is loaded
                 await self._beat()
+            if time.monotonic() - said >= WINDOW_S:
+                said = time.monotonic()
+                line = self._figures.line()
+                if line is not None:
+                    log.info("%s", line)
 
     async def _beat(self) -> None:
         info = {
@@ -248,6 +261,8 @@ class Worker:
             "slots": self._model.slots if self._model is not None else 0,
             "output_tokens": self._last_step.output_tokens,
             "tokens_per_s": round(self._rate.per_second(), 1),
+            "engine": dict(self._figures.now),
+            "lately": self._figures.lately(),
         }
         answer = await self._link.run(calls.heartbeat(self._keys, self.id, info))
         if answer == "unknown" and self._model is not None:

@@ -11,6 +11,8 @@ import typer
 from producer.cli import exits, options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from broker.calls import Status, WorkerBeat
     from producer.client import Client
 
@@ -96,3 +98,34 @@ def _show(queue: str, found: Status) -> None:
         age = f"{beat.age_ms / 1000:.0f} s ago" + ("" if beat.alive else " (gone)")
         table.add_row(beat.worker, *cells, "-" if speed is None else f"{speed:,.0f}", age)
     console.print(table)
+    _show_inside(console, [beat for beat in found.workers if beat.info.get("lately")])
+
+
+def _show_inside(console: Console, beats: list[WorkerBeat]) -> None:
+    """What the engines of working workers did in the last minute."""
+    from rich.table import Table
+
+    if not beats:
+        return
+    columns = {
+        "slots": "slots_used",
+        "KV": "kv_used",
+        "unused": "kv_unused",
+        "cache": "cached",
+        "preempted": "preemptions",
+        "twice": "computed_twice",
+        "step": "step_ms",
+        **{part: part for part in ("schedule", "forward", "sample", "output")},
+    }
+    table = Table("last minute", *columns, box=None)
+    for beat in beats:
+        table.add_row(
+            beat.worker, *(_figure(name, beat.info["lately"].get(name)) for name in columns.values())
+        )
+    console.print(table)
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return {"preemptions": f"{value:,.0f}", "step_ms": f"{value:,.0f} ms"}.get(name, f"{value:.1%}")

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import redis.exceptions
 import typer
 
 from broker.calls import Lease
+from engine.dry_run import DryRunEngine, Options
 from protocol import (
+    Job,
     Result,
     TerminalEvent,
     TokenEvent,
     TokenLogprob,
     decode_event,
 )
+from tests.worker.harness import words
 from worker import rate as rate_module
+from worker.child import Teller, flat, to_piece
 from worker.cli import parse_bytes
 from worker.frames import (
     Begun,
@@ -71,8 +77,29 @@ def test_frames_from_the_model_come_back() -> None:
     line = encode_step(step)
     assert line.count(b"\n") == 1
     assert decode_from_model(line) == step
+    counted = replace(step, counters={"steps": 7, "forward": 0.25})
+    assert decode_from_model(encode_step(counted)) == counted
+    refused = Failed("give max_num_seqs 8", by_options=True)
+    assert decode_from_model(encode(refused)) == refused
     assert decode_from_model(encode(Ready({"name": "m"}, 4, 0.5))) == Ready({"name": "m"}, 4, 0.5)
     assert decode_from_model(encode(Failed("no"))) == Failed("no")
+
+
+def test_counters_go_along_once_a_second_and_with_the_last_step() -> None:
+    engine = DryRunEngine("words", Options())
+    engine.add(engine.prepare(Job(id="1:j", prompt=words(20))))
+    sink = io.BytesIO()
+    teller = Teller(engine, sink)
+    while engine.has_work():
+        teller.tell([], [to_piece(delta) for delta in engine.step()])
+    steps = [decode_from_model(line) for line in sink.getvalue().splitlines()]
+    assert all(isinstance(step, Step) for step in steps)
+    counters = [step.counters for step in steps if isinstance(step, Step)]
+    assert len(counters) >= 20
+    assert counters[0] == flat(engine.stats()) | counters[0]
+    assert counters[-1] == flat(engine.stats())
+    assert counters.count(None) == len(counters) - 2
+    assert {"schedule", "forward", "sample", "output"} <= set(counters[-1] or ())
 
 
 def test_a_row_says_only_what_there_is() -> None:
