@@ -1,13 +1,19 @@
 """The KV store's blocks, by number. The tensors behind them belong to the runner.
 
 free   no owner, nothing worth keeping
-idle   no owner; its KV is in the prefix cache until the room is needed, the least recently used first
+idle   no owner; its KV is in the prefix cache until the room is needed
 used   one owner, or several that share a prefix
 
        allocate               free
 free ------------> used ---------------> idle, if the prefix cache knows it, else free
 idle ------------> used                  (of one table the tail first: a prefix outlives what follows it)
   '--- share ------^
+
+Idle blocks are given up in this order, from the left, each in O(1):
+
+    not wanted                          wanted by sequences near the head of the line
+    used long ago ... used just now     by the last of them ... by the first of them
+                                        (of each the tail first)
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import Prefix, PrefixCache
 
 
 class IntegrityError(RuntimeError):
@@ -32,17 +38,20 @@ class BlockPool:
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.prefixes = PrefixCache()
+        self.prefixes = PrefixCache(block_size)
         self.num_evictions = 0
         """Idle blocks whose KV was given up for room."""
         self._owners = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._unwanted: OrderedDict[int, None] = OrderedDict()
+        """Idle blocks that nobody waits for; given up from the front."""
+        self._wanted: OrderedDict[int, None] = OrderedDict()
+        """Idle blocks that a waiting sequence will need; given up from the back, after all others."""
 
     @property
     def num_free(self) -> int:
         """Blocks that can be allocated, free and idle."""
-        return len(self._free) + len(self._idle)
+        return len(self._free) + len(self._unwanted) + len(self._wanted)
 
     @property
     def num_used(self) -> int:
@@ -78,7 +87,7 @@ class BlockPool:
         """Become one more owner of blocks that are used or idle; they are not written to from now on."""
         for block in blocks:
             if not self._owners[block]:
-                del self._idle[block]
+                del self._idle(self.prefixes.held_by(block))[block]
             self._owners[block] += 1
 
     def free(self, block_table: Sequence[int]) -> None:
@@ -93,10 +102,29 @@ class BlockPool:
             self._owners[block] -= 1
             if self._owners[block]:
                 continue
-            if block in self.prefixes:
-                self._idle[block] = None
-            else:
+            if block not in self.prefixes:
                 self._free.append(block)
+                continue
+            idle = self._idle(self.prefixes.held_by(block))
+            idle[block] = None
+            if idle is self._wanted:
+                idle.move_to_end(block, last=False)
+
+    def want(self, path: Iterable[Prefix]) -> None:
+        """A sequence near the head of the line has this path: what is idle of it outlives what nobody waits for."""
+        for prefix in path:
+            prefix.num_waiting += 1
+            if prefix.num_waiting == 1 and prefix.block in self._unwanted:
+                del self._unwanted[prefix.block]
+                self._wanted[prefix.block] = None
+
+    def unwant(self, path: Sequence[Prefix]) -> None:
+        """That sequence waits no more."""
+        for prefix in reversed(path):
+            prefix.num_waiting -= 1
+            if not prefix.num_waiting and prefix.block in self._wanted:
+                del self._wanted[prefix.block]
+                self._unwanted[prefix.block] = None
 
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
         """Check that every block is free, idle, or in as many block tables as it has owners.
@@ -110,16 +138,22 @@ class BlockPool:
         owners = Counter(block for table in tables for block in table)
         if wrong := [block for block in range(self.num_blocks) if owners[block] != self._owners[block]]:
             raise IntegrityError(f"blocks {wrong[:10]} have not as many owners as are in the books")
-        unowned = sorted([*self._free, *self._idle])
+        unowned = sorted([*self._free, *self._unwanted, *self._wanted])
         if unowned != [block for block in range(self.num_blocks) if not owners[block]]:
             raise IntegrityError("a block is lost, or free and owned at once")
         if any(block in self.prefixes for block in self._free) or any(
-            block not in self.prefixes for block in self._idle
+            block not in self.prefixes or self._idle(self.prefixes.held_by(block)) is not idle
+            for idle in (self._unwanted, self._wanted)
+            for block in idle
         ):
             raise IntegrityError("the prefix cache and the idle blocks differ")
 
+    def _idle(self, prefix: Prefix) -> OrderedDict[int, None]:
+        """Where a block that holds it stands while it is idle."""
+        return self._wanted if prefix.num_waiting else self._unwanted
+
     def _evict(self) -> int:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = self._unwanted.popitem(last=False) if self._unwanted else self._wanted.popitem()
         self.prefixes.forget(block)
         self.num_evictions += 1
         return block

@@ -19,7 +19,9 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
+from functools import cached_property
 from itertools import accumulate
+from operator import itemgetter
 
 from engine.blocks import BlockPool
 from engine.sequence import Sequence
@@ -51,6 +53,11 @@ class OutputLengths:
         insort(self._sorted, num_tokens)
         self._sums = []
 
+    def longest(self, num_tokens: int, most: int) -> int:
+        """The length that an output of so many tokens may come to: that of the longest of late, at most `most`."""
+        longest = self._sorted[-1] if self._sorted else most
+        return min(most, max(longest, num_tokens + 1))
+
     def remaining(self, num_tokens: int, most: int) -> int:
         """Tokens to hold free for an output of so many: at least one, and never beyond `most` in all."""
         if not self._sums:
@@ -61,6 +68,36 @@ class OutputLengths:
         return max(1, min(round(TRUST * more), most - num_tokens))
 
 
+class Ahead:
+    """What is thought to come of those that run: looked at once for all that ask to be let in beside them."""
+
+    def __init__(self, running: Iterable[Sequence], lengths: OutputLengths, blocks: BlockPool) -> None:
+        self._running = running
+        self._lengths = lengths
+        self._blocks = blocks
+
+    @cached_property
+    def growth(self) -> int:
+        """Blocks that all of them come to take if none gives anything back."""
+        size = self._blocks.block_size
+        return sum(self.remaining(sequence) // size + 1 for sequence in self._running)
+
+    @cached_property
+    def ends(self) -> list[tuple[int, int]]:
+        """Of each, the soonest first: steps until it ends, and blocks that it gives back then."""
+        ends = [(self.remaining(sequence), self._own(sequence)) for sequence in self._running]
+        return sorted(ends, key=itemgetter(0))
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Tokens thought to come of one."""
+        most = sequence.request.max_tokens[sequence.request.prompt_of(sequence.choice)]
+        return self._lengths.remaining(sequence.num_output_tokens, most)
+
+    def _own(self, sequence: Sequence) -> int:
+        """Blocks that nobody else holds: what its end gives back."""
+        return sum(self._blocks.num_owners(block) == 1 for block in sequence.block_table)
+
+
 class Forecast:
     """Says whether one more sequence will fit beside those that run."""
 
@@ -68,32 +105,27 @@ class Forecast:
         self.lengths = OutputLengths()
         self._blocks = blocks
 
-    def fits(self, running: Iterable[Sequence], newcomer: Sequence, need: int) -> bool:
+    def ahead(self, running: Iterable[Sequence]) -> Ahead:
+        """What is thought to come of those that hold blocks; good until one of them changes."""
+        return Ahead(running, self.lengths, self._blocks)
+
+    def fits(self, ahead: Ahead, newcomer: Sequence, need: int) -> bool:
         """Whether the pool will hold all of them at every moment to come.
 
         Args:
-            running: those that hold blocks.
+            ahead: of those that run.
             newcomer: the one that asks.
             need: blocks it takes on admission.
         """
-        size, used = self._blocks.block_size, self._blocks.num_used + need
-        growing = [(self._remaining(sequence), sequence) for sequence in [*running, newcomer]]
-        room = self._blocks.num_blocks - used
-        if sum(remaining // size + 1 for remaining, _ in growing) <= room:
+        size, room = self._blocks.block_size, self._blocks.num_free - need
+        more = ahead.remaining(newcomer)
+        if ahead.growth + more // size + 1 <= room:
             return True  # even if none gave anything back: the common case, without a look at their blocks
-        growing.sort(key=lambda one: one[0])
+        ends = list(ahead.ends)
+        insort(ends, (more, need), key=itemgetter(0))
         given_back = 0
-        for ended, (steps, sequence) in enumerate(growing):
-            if (len(growing) - ended) * (steps / size + 0.5) - given_back > room:
+        for ended, (steps, blocks) in enumerate(ends):
+            if (len(ends) - ended) * (steps / size + 0.5) - given_back > room:
                 return False
-            given_back += need if sequence is newcomer else self._own(sequence)
+            given_back += blocks
         return True
-
-    def _remaining(self, sequence: Sequence) -> int:
-        request = sequence.request
-        most = request.max_tokens[request.prompt_of(sequence.choice)]
-        return self.lengths.remaining(sequence.num_output_tokens, most)
-
-    def _own(self, sequence: Sequence) -> int:
-        """Blocks that nobody else holds: what its end gives back."""
-        return sum(self._blocks.num_owners(block) == 1 for block in sequence.block_table)

@@ -25,13 +25,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from engine.blocks import BlockPool
-from engine.forecast import Forecast
+from engine.forecast import Ahead, Forecast
 from engine.interface import Request
+from engine.order import Order
 from engine.pace import LEAST
+from engine.reuse import Reuse
 from engine.sequence import Line, Sequence, place
-from engine.slots import SlotAllocator
+from engine.slots import WINDOW, SlotAllocator
 from protocol import ErrorCode, RequestError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +79,10 @@ class Scheduler:
         self.num_recomputed_tokens = 0
         """Tokens computed again after a preemption."""
         self.forecast = Forecast(blocks)
+        self.reuse = Reuse(blocks)
+        self._order = Order(self.reuse, self.forecast.lengths)
         self._arrivals = 0
+        self._admitted_since_arrival = 0
 
     def add(self, request: Request, choices: Iterable[int] | None = None) -> list[Sequence]:
         """Put a request in line, or those of its choices that are not over.
@@ -95,6 +101,7 @@ class Scheduler:
                 "shorten the prompt, or give the worker more KV memory",
             )
         self._arrivals += len(sequences)
+        self._admitted_since_arrival = 0
         leader = None
         for sequence in sequences:
             if leader is not None and request.prompt_of(leader.choice) == request.prompt_of(sequence.choice):
@@ -116,20 +123,21 @@ class Scheduler:
             sequence.leader.followers.remove(sequence)
         else:
             self.waiting.remove(sequence)
+            self.reuse.leave(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """Let a running sequence go that has come to its end; its length is remembered."""
+        """Let a sequence go that has come to its end; its length is remembered.
+
+        It may have been preempted before its last token was read.
+        """
         self.forecast.lengths.observe(sequence.num_output_tokens)
-        self._retire(sequence)
+        self.remove(sequence)
 
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that a step has computed tokens of a running sequence."""
+        before = sequence.num_computed_tokens
         sequence.num_computed_tokens += count
-        size = self.blocks.block_size
-        for start in range(len(sequence.contents) * size, sequence.num_computed_tokens - size + 1, size):
-            tokens = tuple(sequence.token_ids[start : start + size])
-            block = sequence.block_table[start // size]
-            sequence.contents.append(self.blocks.prefixes.add(sequence.content, tokens, block))
+        self.reuse.computed(sequence, before)
         if sequence.followers and sequence.has_computed_prompt:
             for follower in sequence.followers:
                 self.waiting.add(follower)
@@ -160,6 +168,7 @@ class Scheduler:
         """
         self.blocks.check_integrity(sequence.block_table for sequence in [*self.running, *self.waiting])
         self.slots.check_integrity(self.running)
+        self.reuse.check_integrity([*self.running, *self.waiting])
 
     def _plan_decodes(self, plan: Plan) -> int:
         """One token for every sequence that lacks only one, in order, so that a victim is never planned yet."""
@@ -189,26 +198,36 @@ class Scheduler:
         One free block per running sequence is left alone: each may need its next one before anybody ends, and a
         newcomer let in too tightly would be preempted a step later with its prefill wasted.
         """
-        while budget:
+        while budget and self.waiting and self.slots.num_free:
+            self.reuse.want(self.waiting.window(WINDOW))
             spare = self.blocks.num_free - len(self.running)
-            sequence = self.slots.admit(self.waiting, self._need_if_it_fits, spare)
+            need = partial(self._need_if_it_fits, self.forecast.ahead(self.running), spare)
+            sequence = self.slots.admit(self.waiting, need, spare, self._in_order)
             if sequence is None:
                 return
+            self._admitted_since_arrival += 1
             self._place(sequence, plan)
             self.running.add(sequence)
             count = min(sequence.num_uncomputed_tokens, budget)
             plan.chunks.append((sequence, count))
             budget -= count
 
-    def _need(self, sequence: Sequence) -> int:
-        """Blocks to take on admission. What the prefix cache may save is not counted on: it lies in free blocks."""
-        need = self.blocks.blocks_for(sequence.num_tokens)
-        return need - self._led(sequence) // self.blocks.block_size
+    def _in_order(self, window: list[Sequence]) -> list[Sequence]:
+        """Who may be let in, the best first. The end is near when nobody has come for as long as the line is."""
+        few = len(self.waiting) <= self.slots.num_slots
+        return self._order(window, few and self._admitted_since_arrival >= len(self.waiting))
 
-    def _need_if_it_fits(self, sequence: Sequence) -> int:
+    def _need(self, sequence: Sequence) -> int:
+        """Blocks to take on admission. An idle block that is taken over counts too: it is one of the free ones."""
+        need = self.blocks.blocks_for(sequence.num_tokens)
+        if led := self._led(sequence):
+            return need - led // self.blocks.block_size
+        return need - sum(self.blocks.num_owners(block) > 0 for block in self.reuse.cached(sequence))
+
+    def _need_if_it_fits(self, ahead: Ahead, spare: int, sequence: Sequence) -> int:
         """As `_need`; more than there is where the pool would overflow before enough others have ended."""
         need = self._need(sequence)
-        if self.running and not self.forecast.fits(self.running, sequence, need):
+        if need <= spare and self.running and not self.forecast.fits(ahead, sequence, need):
             return self.blocks.num_blocks + 1
         return need
 
@@ -223,38 +242,19 @@ class Scheduler:
         """Give a sequence its blocks: those that hold its KV already, and new ones."""
         size = self.blocks.block_size
         led = self._led(sequence)
-        shared = self._shared_with_leader(sequence, led // size) if led else self._cached(sequence)
+        leader = sequence.leader
+        shared = leader.block_table[: led // size] if leader and led else self.reuse.cached(sequence)
         self.blocks.share(shared)
         new = self.blocks.allocate(self.blocks.blocks_for(sequence.num_tokens) - len(shared))
         if led % size:
-            assert sequence.leader is not None
-            plan.copies.append((sequence.leader.block_table[led // size], new[0]))
+            assert leader is not None
+            plan.copies.append((leader.block_table[led // size], new[0]))
         sequence.block_table = shared + new
         sequence.num_computed_tokens = len(shared) * size + led % size
+        self.reuse.enter(sequence, len(shared))
         self.num_cached_tokens += min(sequence.num_computed_tokens, len(sequence.prompt))
         self.num_recomputed_tokens += max(0, sequence.num_lost_tokens - sequence.num_computed_tokens)
         sequence.num_lost_tokens = 0
-
-    def _shared_with_leader(self, sequence: Sequence, count: int) -> list[int]:
-        leader = sequence.leader
-        assert leader is not None
-        sequence.contents = leader.contents[:count]
-        return leader.block_table[:count]
-
-    def _cached(self, sequence: Sequence) -> list[int]:
-        """The blocks of the longest known prefix."""
-        if sequence.wants_prompt_logits:
-            return []
-        size = self.blocks.block_size
-        blocks = []
-        for start in range(0, sequence.num_tokens - size, size):
-            tokens = tuple(sequence.token_ids[start : start + size])
-            entry = self.blocks.prefixes.find(sequence.content, tokens)
-            if entry is None:
-                break
-            blocks.append(entry.block)
-            sequence.contents.append(entry.content)
-        return blocks
 
     def _lacks_block(self, sequence: Sequence) -> bool:
         return len(sequence.block_table) * self.blocks.block_size < sequence.num_tokens
@@ -277,21 +277,31 @@ class Scheduler:
         lowest = max(other.priority for other in behind)
         return min(
             (other for other in behind if other.priority == lowest),
-            key=lambda other: (other.num_computed_tokens, -other.arrival),
+            key=lambda other: (self._waste(other), -other.arrival),
         )
+
+    def _waste(self, sequence: Sequence) -> int:
+        """Tokens whose KV is lost with a sequence: what others hold too is not."""
+        shared = sum(self.blocks.num_owners(block) > 1 for block in sequence.block_table)
+        return sequence.num_computed_tokens - shared * self.blocks.block_size
 
     def _preempt(self, sequence: Sequence) -> None:
         """Send a sequence back to its place in line; it keeps its tokens and computes their KV again."""
         logger.info("request %s preempted at %d tokens: no free block", sequence.id, sequence.num_tokens)
         sequence.num_lost_tokens = sequence.num_computed_tokens
-        self._retire(sequence)
+        self.reuse.withdraw(sequence)
+        self._stop(sequence)
         self.waiting.add(sequence)
         self.num_preemptions += 1
 
     def _retire(self, sequence: Sequence) -> None:
+        """Let a running sequence go for good."""
+        self.reuse.leave(sequence)
+        self._stop(sequence)
+
+    def _stop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.slots.release(sequence)
         self.blocks.free(sequence.block_table)
         sequence.block_table = []
-        sequence.contents = []
         sequence.num_computed_tokens = 0

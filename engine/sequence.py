@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from engine.interface import Request
-from engine.prefix_cache import ROOT
+from engine.prefix_cache import Prefix
 
 
 class Sequence:
@@ -24,16 +24,19 @@ class Sequence:
         "arrival",
         "block_table",
         "choice",
-        "contents",
         "followers",
         "leader",
+        "num_cached_blocks",
         "num_computed_tokens",
         "num_lost_tokens",
+        "num_promised",
         "passed_over",
+        "path",
         "prompt",
         "request",
         "slot",
         "token_ids",
+        "wanting",
         "wants_prompt_logits",
     )
 
@@ -47,8 +50,14 @@ class Sequence:
         self.num_lost_tokens = 0
         """Tokens it had computed when it was last preempted, while it waits."""
         self.block_table: list[int] = []
-        self.contents: list[int] = []
-        """Of its first full blocks: their numbers in the prefix cache."""
+        self.path: list[Prefix] = []
+        """The prefixes that its first full blocks hold or will hold; see `engine.reuse`, as for the next three."""
+        self.wanting = False
+        """Whether what its path leads through is wanted by it."""
+        self.num_promised = 0
+        """Prefixes of its path that it had to have, or to compute, when it began to run."""
+        self.num_cached_blocks = 0
+        """Blocks of its path that were there when they were last counted."""
         self.slot: int | None = None
         self.arrival = arrival
         """Its number in the order of arrival, from 1; choices of one request follow each other."""
@@ -81,14 +90,19 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
 
+    def expect_token(self) -> None:
+        """Its next token is being drawn: a 0 stands for it until it is read. While it is, at most one step is planned that
+        computes it, and `Scheduler.computed` is not told of that step before: no unread token is noted as a block's.
+        """
+        self.token_ids.append(0)
+
+    def learn_token(self, token_id: int) -> None:
+        """The token that was expected has been read."""
+        self.token_ids[-1] = token_id
+
     @property
     def has_computed_prompt(self) -> bool:
         return self.num_computed_tokens >= len(self.prompt)
-
-    @property
-    def content(self) -> int:
-        """What its blocks known to the prefix cache hold."""
-        return self.contents[-1] if self.contents else ROOT
 
     def __repr__(self) -> str:
         where = f"{self.num_computed_tokens}/{self.num_tokens} slot={self.slot}"

@@ -15,6 +15,7 @@ have passed, of whatever priority, is next, and nobody enters until it does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Protocol
 
 from engine.blocks import IntegrityError
@@ -56,8 +57,9 @@ class BestFit:
     def choose(
         self, window: list[Sequence], need: Callable[[Sequence], int], free_blocks: int
     ) -> Sequence | None:
-        fitting = [sequence for sequence in window if need(sequence) <= free_blocks]
-        return max(fitting, key=need, default=None)
+        needs = [(need(sequence), sequence) for sequence in window]
+        fitting = [(blocks, sequence) for blocks, sequence in needs if blocks <= free_blocks]
+        return max(fitting, key=itemgetter(0))[1] if fitting else None
 
 
 class StrictPriority:
@@ -104,12 +106,26 @@ class SlotAllocator:
     def num_free(self) -> int:
         return len(self._free)
 
-    def admit(self, waiting: Line, need: Callable[[Sequence], int], free_blocks: int) -> Sequence | None:
-        """Take the next sequence out of the line and give it a slot; None if nobody can enter now."""
-        window = waiting.window(WINDOW)
-        if not window or not self._free:
+    def admit(
+        self,
+        waiting: Line,
+        need: Callable[[Sequence], int],
+        free_blocks: int,
+        order: Callable[[list[Sequence]], list[Sequence]] = list,
+    ) -> Sequence | None:
+        """Take the next sequence out of the line and give it a slot; None if nobody can enter now.
+
+        Args:
+            waiting: the line.
+            need: blocks that a sequence takes on admission.
+            free_blocks: blocks that may be taken.
+            order: for a policy that may pass, who of the window may be chosen now, the best first.
+        """
+        if not waiting or not self._free:
             return None
-        chosen = self._policy.choose(self._due(window) or window, need, free_blocks)
+        window = waiting.window(WINDOW)
+        candidates = self._due(window) or (order(window) if self._policy.may_pass else window)
+        chosen = self._policy.choose(candidates, need, free_blocks) if candidates else None
         if chosen is None:
             return None
         waiting.remove(chosen)

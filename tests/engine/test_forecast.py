@@ -47,7 +47,7 @@ def test_one_more_is_let_in_if_the_pool_holds_all_at_their_fullest(num_blocks: i
     newcomer = Sequence(Request("new", ((1, 2, 3, 4),), SamplingParams(), 0, (16,)), 0, 2)
     for _ in range(WINDOW):
         forecast.lengths.observe(33)  # half of what is left of it are the 16 that may come
-    assert forecast.fits(running, newcomer, 1) == fits
+    assert forecast.fits(forecast.ahead(running), newcomer, 1) == fits
 
 
 def test_what_an_earlier_end_gives_back_is_counted() -> None:
@@ -56,6 +56,6 @@ def test_what_an_earlier_end_gives_back_is_counted() -> None:
     soon = sequence(pool, "soon", 24, 2)  # six blocks that come free after a step
     late = Sequence(Request("late", ((1, 2, 3, 4),), SamplingParams(), 0, (32,)), 0, 2)
     forecast.lengths.observe(64)
-    assert forecast.fits([soon], late, 1)
+    assert forecast.fits(forecast.ahead([soon]), late, 1)
     pool.share(soon.block_table)  # somebody else holds them too: its end gives back nothing
-    assert not forecast.fits([soon], late, 1)
+    assert not forecast.fits(forecast.ahead([soon]), late, 1)

@@ -167,6 +167,22 @@ def test_the_latest_of_the_lowest_priority_makes_room_and_loses_nothing() -> Non
     assert loop.ended == {"high": 14, "mid": 14, "low": 14}
 
 
+def test_who_holds_least_alone_makes_room() -> None:
+    """Not who has computed least: of the two that share a prompt only a block each would be lost."""
+    loop = Loop(num_blocks=12, block_size=4, slots=3, budget=64)
+    loop.admit_what_fits_now()
+    loop.add(request("pair", 17, 12, n=2), request("alone", 13, 20))
+    while not loop.scheduler.num_preemptions:
+        running = {label(s): s.num_computed_tokens for s in loop.scheduler.running}
+        loop.step()
+    (victim,) = running.keys() - {label(s) for s in loop.scheduler.running} - loop.ended.keys()
+    assert victim == "pair.1"
+    assert running[victim] > running["alone"]
+    loop.run()
+    assert loop.ended == {"pair.0": 12, "pair.1": 12, "alone": 20}
+    assert loop.scheduler.num_recomputed_tokens <= 12
+
+
 def test_a_preempted_sequence_goes_before_later_arrivals() -> None:
     loop = Loop(num_blocks=4, block_size=4, budget=16)
     loop.admit_what_fits_now()
