@@ -112,7 +112,8 @@ def _millstream(loading: Loading) -> Answer:
 
 def _stepped(engine: Any) -> Answered:
     """Run an engine of ours until it is idle, and note what its steps were like."""
-    found, begun = Answered(), set()
+    found = Answered()
+    begun: set[str] = set()
     before = at_first = engine.stats()
     while engine.has_work():
         deltas = [delta for delta in engine.step() if delta.token_ids]

@@ -88,8 +88,8 @@ def measure(folder: Path, dtype: str, sizes: Sequence[int] = SIZES, repeats: int
 
         def run(rows: int) -> None:
             inputs = {into: torch.ones(rows, into, dtype=kind) for into, _ in shapes}
-            for linear in net:
-                linear(inputs[linear.in_features])
+            for (into, _), linear in zip(shapes, net, strict=True):
+                linear(inputs[into])
 
         pack_linears(net, lambda: run(1))
         return [_least(lambda rows=rows: run(rows), repeats) for rows in sizes]
