@@ -82,6 +82,11 @@ class Choice:
         params = self._request.params
         return params.prompt_logprobs is not None and self.index % params.n == 0 and self._last is None
 
+    @property
+    def draws_its_last(self) -> bool:
+        """Whether the token that is drawn next is its last in any case."""
+        return self.draw.position + 1 >= self._max_tokens
+
     def over(self) -> Delta | None:
         """The end of a choice whose earlier attempt left nothing to compute."""
         if self._last is None:

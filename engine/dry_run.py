@@ -154,7 +154,7 @@ class DryRunEngine:
         self._fingerprint = Fingerprint(name=PREFIX + kind)
         self._waiting: list[OrderedDict[str, DryRequest]] = [OrderedDict() for _ in PRIORITIES]
         self._running: dict[str, _Running] = {}
-        self._steps = self._prompt_tokens = self._output_tokens = 0
+        self._steps = self._slot_steps = self._prompt_tokens = self._output_tokens = 0
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -218,6 +218,7 @@ class DryRunEngine:
         if self._options.delay:
             time.sleep(self._options.delay)  # in place of a forward pass
         self._steps += 1
+        self._slot_steps += len(self._running)
         deltas: list[Delta] = []
         for running in list(self._running.values()):
             self._advance(running, deltas)
@@ -233,12 +234,16 @@ class DryRunEngine:
             kv_blocks_used=0,
             kv_blocks_total=0,
             steps=self._steps,
+            slot_steps=self._slot_steps,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=0,
             output_tokens=self._output_tokens,
             preemptions=0,
             recomputed_tokens=0,
+            padding_rows=0,
             evictions=0,
+            kv_tokens_allocated=0,
+            kv_tokens_unused=0,
             seconds=StepSeconds(),
         )
 

@@ -1,8 +1,6 @@
 """The engine: requests in, tokens out, one forward pass a step.
 
-    step   schedule --> runner.forward --> sample --> append: text, stops, ends --> deltas
-              ^                                            |
-              '---- blocks and slots of what ended or left -'
+    prepare --> add --> step, step, step ... --> deltas          what a step does: `engine.loop`
 
 A request is admitted at the first step that has room for it; each of its choices leaves in the step that ends it.
 What goes wrong with one request (logits that are no numbers, rules that leave nothing to draw, a fault in its text)
@@ -12,36 +10,21 @@ ends that request and no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 
 from engine.blocks import BlockPool
 from engine.bulk import Prompt, generate
 from engine.choice import Choice, Tokens
-from engine.interface import (
-    Chunk,
-    Delta,
-    EngineStats,
-    Grammar,
-    GrammarCompiler,
-    PromptEncoder,
-    Request,
-    Runner,
-)
+from engine.interface import Delta, EngineStats, Grammar, GrammarCompiler, PromptEncoder, Request, Runner
+from engine.loop import Loop
 from engine.pace import Pace
 from engine.requests import build_request, check_model
-from engine.sampling import Logprobs, Problem, prompt_logprobs, sample
-from engine.scheduler import Plan, Scheduler
-from engine.sequence import Sequence
+from engine.running import Running
+from engine.scheduler import Scheduler
 from engine.slots import SlotAllocator
-from engine.stopwatch import Stopwatch
 from protocol import (
     ErrorCode,
     Fingerprint,
@@ -53,14 +36,6 @@ from protocol import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A choice that is not over, and where it stands in the schedule."""
-
-    choice: Choice
-    sequence: Sequence
 
 
 class Engine:
@@ -82,6 +57,7 @@ class Engine:
         max_num_batched_tokens: int = 512,
         max_step_ms: float | None = None,
         admission: str = "first-fit",
+        overlap: bool | None = None,
     ) -> None:
         """
         Args:
@@ -96,6 +72,8 @@ class Engine:
             max_step_ms: milliseconds a step should take at most: prompts are computed in smaller chunks, and
                 nobody is admitted while the decodes alone take longer. None: no bound.
             admission: `first-fit`, `best-fit` or `priority`, see `engine.slots`.
+            overlap: launch each step before the tokens of the one before are read, see `engine.loop`. None: where
+                the runner does not wait for its device, as on a GPU.
 
         Raises:
             ValueError: no such admission policy, or a limit below 1.
@@ -108,13 +86,15 @@ class Engine:
         blocks = BlockPool(runner.num_kv_blocks, runner.block_size)
         slots = SlotAllocator(min(max_num_seqs, max_num_batched_tokens), admission)
         self._scheduler = Scheduler(blocks, slots, max_num_batched_tokens)
-        self._live: dict[str, dict[int, _Running]] = {}
-        """By request id and choice."""
+        self._loop = Loop(
+            runner,
+            self._scheduler,
+            Pace(max_num_batched_tokens, max_step_ms),
+            overlap=runner.is_asynchronous if overlap is None else overlap,
+        )
         self._ended: dict[str, list[Delta]] = {}
         """Of resumed requests: choices that were at their end already. They are told with the next step."""
-        self._pace = Pace(max_num_batched_tokens, max_step_ms)
-        self._watch = Stopwatch()
-        self._steps = self._prompt_tokens = self._output_tokens = self._bulk_calls = 0
+        self._bulk_calls = 0
         if runner.max_model_len > blocks.capacity:
             logger.warning(
                 "the KV pool holds %d tokens, less than one sequence of max_model_len %d: longer ones end early",
@@ -166,7 +146,7 @@ class Engine:
             RequestError: its prompt can never fit the KV pool, its id is already here, or what is written of it
                 does not follow its grammar.
         """
-        if request.id in self._live or request.id in self._ended:
+        if request.id in self._loop.roster or request.id in self._ended:
             raise RequestError(
                 ErrorCode.INVALID_REQUEST, f"a request with the id {request.id} is already here"
             )
@@ -182,8 +162,7 @@ class Engine:
             sequences = self._scheduler.add(request, [choice.index for choice in going])
             for sequence, choice in zip(sequences, going, strict=True):
                 sequence.wants_prompt_logits = choice.wants_prompt_logprobs
-            running = map(_Running, going, sequences)
-            self._live[request.id] = {one.choice.index: one for one in running}
+            self._loop.roster.add(request.id, map(Running, going, sequences))
         elif ended:
             ended[-1].last = True
         else:
@@ -215,59 +194,32 @@ class Engine:
         During a forward pass it is safe too: blocks are handed out again at the next step only.
         """
         ended = self._ended.pop(request_id, None) is not None
-        choices = self._live.pop(request_id, None)
-        if choices is None:
-            return ended
-        for running in choices.values():
-            self._scheduler.remove(running.sequence)
-        return True
+        return self._loop.drop(request_id) or ended
 
     def has_work(self) -> bool:
-        return bool(self._live) or bool(self._ended)
+        return bool(self._loop.roster) or bool(self._ended)
 
     def step(self) -> list[Delta]:
         """Run one step.
 
         Returns:
-            What it made, at most one token a choice. Empty when there is no work.
+            What it made, or with overlap the one before: at most one token a choice. Empty when there is no work, and
+            while prompts are computed.
 
         Raises:
             Exception: whatever the forward pass raises; the state is not to be used after it.
         """
         if not self.has_work():
             return []
-        self._watch.start()
         deltas = [delta for ended in self._ended.values() for delta in ended]
         self._ended.clear()
-        plan = self._scheduler.schedule(self._pace.budget)
-        for sequence in plan.outgrown:
-            deltas.append(self._outgrown(sequence))
-        if plan.chunks:
-            began = perf_counter()
-            deltas += self._compute(plan)
-            self._pace.note(sum(count for _, count in plan.chunks), perf_counter() - began)
-            self._steps += 1
-        if not self._live:
+        deltas += self._loop.step()
+        if not self._loop.roster:
             self.check_integrity()
         return deltas
 
     def stats(self) -> EngineStats:
-        scheduler = self._scheduler
-        return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            slots=scheduler.slots.num_slots,
-            kv_blocks_used=scheduler.blocks.num_used,
-            kv_blocks_total=scheduler.blocks.num_blocks,
-            steps=self._steps,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=scheduler.num_cached_tokens,
-            output_tokens=self._output_tokens,
-            preemptions=scheduler.num_preemptions,
-            recomputed_tokens=scheduler.num_recomputed_tokens,
-            evictions=scheduler.blocks.num_evictions,
-            seconds=self._watch.total(),
-        )
+        return self._loop.stats()
 
     def check_integrity(self) -> None:
         """Check that no block or slot is owned by too many or lost. Runs by itself whenever the engine becomes idle.
@@ -277,7 +229,7 @@ class Engine:
         """
         self._scheduler.check_integrity()
 
-    def generate(self, prompts: Seq[Prompt], params: SamplingParams | None = None) -> list[Result]:
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Result]:
         """Answer prompts in this process; see `engine.bulk.generate`."""
         self._bulk_calls += 1
         return generate(self, prompts, params, name=f"generate-{self._bulk_calls}")
@@ -305,145 +257,6 @@ class Engine:
                 return choice.cut()
         return over
 
-    def _compute(self, plan: Plan) -> list[Delta]:
-        """One forward pass, and one token for each choice that has caught up."""
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
-        planned = [self._running(sequence) for sequence, _ in plan.chunks]
-        chunks = [_chunk(sequence, count) for sequence, count in plan.chunks]
-        self._watch.lap("schedule")
-        logits = self._runner.forward(chunks)
-        self._watch.lap("forward")
-        deltas: list[Delta] = []
-        drawing, rows, row = [], [], 0
-        for running, chunk in zip(planned, chunks, strict=True):
-            its_logits = logits[row : row + chunk.num_logits]
-            row += chunk.num_logits
-            if self._computed(running.sequence, chunk):
-                drawing.append(running)
-                rows.append(row - 1)
-            if running.sequence.wants_prompt_logits:
-                deltas += self._guarded(running, partial(self._tell_prompt, running, its_logits, chunk))
-        self._watch.lap("output")
-        if drawing:
-            deltas += self._draw(drawing, logits if len(rows) == len(logits) else logits[rows])
-        self._watch.lap("output")
-        return deltas
-
-    def _running(self, sequence: Sequence) -> _Running:
-        return self._live[sequence.id][sequence.choice]
-
-    def _computed(self, sequence: Sequence, chunk: Chunk) -> bool:
-        """Take note of a computed chunk; whether a token is to be drawn now."""
-        computed = len(chunk.token_ids)
-        self._prompt_tokens += max(0, min(computed, len(sequence.prompt) - chunk.start))
-        if sequence.slot is None:  # aborted while the pass ran
-            return False
-        self._scheduler.computed(sequence, computed)
-        return sequence.num_uncomputed_tokens == 0
-
-    def _draw(self, drawing: list[_Running], logits: torch.Tensor) -> list[Delta]:
-        """A token for each row, and what it makes of its choice."""
-        drawn = sample(logits, [running.choice.draw for running in drawing])
-        self._watch.lap("sample")
-        deltas: list[Delta] = []
-        for running, token_id, problem, logprobs in zip(
-            drawing, drawn.token_ids, drawn.problems, drawn.logprobs, strict=True
-        ):
-            deltas += self._guarded(running, partial(self._append, running, token_id, problem, logprobs))
-        return deltas
-
-    def _guarded(self, running: _Running, act: Callable[[], list[Delta]]) -> list[Delta]:
-        """Do something for one choice; what goes wrong ends its request alone."""
-        if running.sequence.slot is None:  # its request has been aborted or has failed in this step
-            return []
-        try:
-            return act()
-        except RequestError as error:
-            return [self._failed(running, error)]
-        except Exception as error:
-            logger.exception("request %s: a fault of the engine ends it", running.sequence.id)
-            fault = RequestError(ErrorCode.ENGINE_ERROR, f"{type(error).__name__}: {error}")
-            return [self._failed(running, fault)]
-
-    def _append(
-        self, running: _Running, token_id: int, problem: Problem | None, logprobs: Logprobs | None
-    ) -> list[Delta]:
-        """Give a choice its next token."""
-        choice, sequence = running.choice, running.sequence
-        if problem is not None:
-            raise _error(problem, choice.num_output_tokens)
-        delta = choice.append(token_id, logprobs)
-        self._output_tokens += 1
-        sequence.token_ids.append(token_id)
-        if delta.finish_reason is not None:
-            self._scheduler.finish(sequence)
-            self._leave(running, delta)
-        return [delta]
-
-    def _tell_prompt(self, running: _Running, logits: torch.Tensor, chunk: Chunk) -> list[Delta]:
-        """Note the log-probabilities of the prompt's tokens that follow those of a chunk."""
-        choice, sequence = running.choice, running.sequence
-        top = sequence.request.params.prompt_logprobs
-        assert top is not None
-        if chunk.start == 0:  # the first time, or again after a preemption
-            choice.prompt_logprobs = [None]
-        following = sequence.prompt[chunk.start + 1 : chunk.start + 1 + len(chunk.token_ids)]
-        told = prompt_logprobs(logits[: len(following)], following, top)
-        choice.prompt_logprobs += map(choice.told, told)
-        sequence.wants_prompt_logits = len(choice.prompt_logprobs) < len(sequence.prompt)
-        return []  # they travel with the first token
-
-    def _leave(self, running: _Running, delta: Delta) -> None:
-        """Forget a choice that has ended; its slot and blocks are given back."""
-        choices = self._live[delta.request_id]
-        del choices[running.choice.index]
-        if not choices:
-            del self._live[delta.request_id]
-            delta.last = True
-
-    def _outgrown(self, sequence: Sequence) -> Delta:
-        logger.info(
-            "request %s ends at %d tokens: it fills the whole KV pool", sequence.id, sequence.num_tokens
-        )
-        running = self._running(sequence)
-        delta = running.choice.cut()
-        self._leave(running, delta)
-        return delta
-
-    def _failed(self, running: _Running, error: RequestError) -> Delta:
-        """The end of a request one of whose choices cannot go on."""
-        choice, request_id = running.choice, running.sequence.id
-        delta = Delta(
-            request_id, [], choice.rest(), choice.index, finish_reason="error", error=error, last=True
-        )
-        self.abort(request_id)
-        return delta
-
 
 def _job(request_id: str, prompt: Any, params: SamplingParams | None) -> Job:
     return Job(id=request_id, prompt=prompt, params=params or SamplingParams())
-
-
-def _chunk(sequence: Sequence, count: int) -> Chunk:
-    start = sequence.num_computed_tokens
-    token_ids = sequence.token_ids[start : start + count]
-    if sequence.wants_prompt_logits:
-        return Chunk(token_ids, start, sequence.block_table, count)
-    return Chunk(token_ids, start, sequence.block_table, int(start + count == sequence.num_tokens))
-
-
-def _error(problem: Problem, num_output_tokens: int) -> RequestError:
-    """What to say of a row that no token can be drawn from."""
-    if isinstance(problem, RequestError):
-        return problem
-    if problem == "no_candidates":
-        return RequestError(
-            ErrorCode.NO_CANDIDATES,
-            f"output token {num_output_tokens} cannot be drawn: allowed_token_ids, bad_words, min_tokens, logit_bias "
-            "and response_format together leave no token",
-        )
-    return RequestError(
-        ErrorCode.INVALID_LOGITS,
-        f"output token {num_output_tokens} cannot be drawn: its logits are NaN or infinite",
-    )

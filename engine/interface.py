@@ -117,6 +117,8 @@ class EngineStats:
     kv_blocks_used: int
     kv_blocks_total: int
     steps: int
+    slot_steps: int
+    """Slots held, summed over all steps: their use is this over `steps * slots`."""
     prompt_tokens: int
     """Prompt tokens computed since the start."""
     cached_tokens: int
@@ -126,8 +128,16 @@ class EngineStats:
     preemptions: int
     recomputed_tokens: int
     """Tokens computed again after a preemption."""
+    padding_rows: int
+    """Rows computed that were no token of anybody: what fills up a CUDA graph's batch, and rows of a step that was
+    launched before it was known that their sequence had ended."""
     evictions: int
     """Blocks whose cached prefix was given up for room."""
+    kv_tokens_allocated: int
+    """Tokens that the blocks in use could hold, summed over all steps: over the tokens of `steps * kv_blocks_total`
+    blocks, the use of the pool."""
+    kv_tokens_unused: int
+    """How many of those held none: over `kv_tokens_allocated`, the share of KV that is wasted."""
     seconds: StepSeconds
     """Where the time of all steps went."""
 

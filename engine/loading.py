@@ -147,6 +147,7 @@ def load_engine(
     max_num_batched_tokens: int = 512,
     max_step_ms: float | None = None,
     admission: str = "first-fit",
+    overlap: bool | None = None,
     **options: Unpack[RunnerOptions],
 ) -> Engine:
     """Load a model and the engine around it.
@@ -157,6 +158,7 @@ def load_engine(
         max_num_batched_tokens: tokens a step computes at most.
         max_step_ms: milliseconds a step should take at most; None: no bound.
         admission: `first-fit`, `best-fit` or `priority`.
+        overlap: launch each step before the last one's tokens are read; None: where the device is a GPU.
         options: see `load_runner`.
 
     Raises:
@@ -176,6 +178,7 @@ def load_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_step_ms=max_step_ms,
         admission=admission,
+        overlap=overlap,
     )
 
 

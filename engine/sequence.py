@@ -91,8 +91,10 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     def expect_token(self) -> None:
-        """Its next token is being drawn: a 0 stands for it until it is read. While it is, at most one step is planned that
-        computes it, and `Scheduler.computed` is not told of that step before: no unread token is noted as a block's.
+        """Its next token is being drawn: a 0 stands for it until it is read.
+
+        One step may be planned meanwhile that computes it, and `Scheduler.computed` is told of that step afterwards: no
+        block is ever known by a token that has not been read.
         """
         self.token_ids.append(0)
 

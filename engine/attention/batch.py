@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +21,7 @@ import torch
 from engine.interface import Chunk
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The rows of one chunk, and where they stand in their sequence."""
 
     first_row: int
@@ -71,40 +72,20 @@ def pack(
         device: where the batch is computed.
         drawn: int64 `[rows]` on `device`; tokens that are not known on the host are taken from it there.
     """
-    spans: list[Span] = []
-    row = 0
-    for chunk in chunks:
-        spans.append(Span(row, len(chunk.token_ids), chunk.start))
-        row += len(chunk.token_ids)
-
-    tokens = np.empty(row, np.int64)
-    positions = np.empty(row, np.int64)
-    slot_blocks = np.empty(row, np.int64)
-    # A table may run ahead of the tokens; only the blocks that hold some are copied.
-    widths = [(span.length - 1) // block_size + 1 for span in spans]
-    tables = np.zeros((len(chunks), max(widths)), np.int32)
-    for table, width, span, chunk in zip(tables, widths, spans, chunks, strict=True):
-        table[:width] = chunk.block_table[:width]
-        if span.num_rows == 1:  # decode, the common case: no temporary arrays
-            tokens[span.first_row] = chunk.token_ids[0]
-            positions[span.first_row] = span.start
-            slot_blocks[span.first_row] = table[span.start // block_size]
-            continue
-        rows = slice(span.first_row, span.end_row)
-        tokens[rows] = chunk.token_ids
-        positions[rows] = np.arange(span.start, span.length)
-        slot_blocks[rows] = table[positions[rows] // block_size]
-
-    logit_rows = [
-        row
-        for span, chunk in zip(spans, chunks, strict=True)
-        for row in range(span.end_row - chunk.num_logits, span.end_row)
-    ]
+    counts = np.array([len(chunk.token_ids) for chunk in chunks], np.int64)
+    starts = np.array([chunk.start for chunk in chunks], np.int64)
+    num_logits = np.array([chunk.num_logits for chunk in chunks], np.int64)
+    ends = counts.cumsum()
+    tokens = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, ends[-1])
+    positions = _runs(starts, counts)
+    tables = _tables(chunks, (starts + counts - 1) // block_size + 1)
+    slot_blocks = tables[np.repeat(np.arange(len(chunks)), counts), positions // block_size]
+    spans = list(map(Span._make, np.stack([ends - counts, counts, starts], axis=1).tolist()))
 
     input_ids = to_device(tokens, device)
     unknown = [
-        (span.end_row - 1, chunk.follows)
-        for span, chunk in zip(spans, chunks, strict=True)
+        (end - 1, chunk.follows)
+        for end, chunk in zip(ends.tolist(), chunks, strict=True)
         if chunk.follows is not None
     ]
     if drawn is not None and unknown:
@@ -114,8 +95,8 @@ def pack(
     return PackedBatch(
         input_ids=input_ids[None],
         position_ids=to_device(positions, device)[None],
-        logit_rows=to_device(np.array(logit_rows, np.int64), device),
-        slot_blocks=to_device(slot_blocks, device),
+        logit_rows=to_device(_runs(ends - num_logits, num_logits), device),
+        slot_blocks=to_device(slot_blocks.astype(np.int64), device),
         slot_offsets=to_device(positions % block_size, device),
         spans=spans,
         block_tables=tables,
@@ -126,3 +107,17 @@ def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torc
     """The array on the device, without a wait: a GPU copies by itself only what lies in pinned memory."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _runs(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Runs of numbers, one after the other: firsts [7, 0] and counts [1, 3] are [7, 0, 1, 2]."""
+    ends = counts.cumsum()
+    return np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
+
+
+def _tables(chunks: Sequence[Chunk], widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """Block tables, padded. One may run ahead of the tokens; only the blocks that hold some are copied."""
+    tables = np.zeros((len(chunks), widths.max()), np.int32)
+    held = (chunk.block_table[:width] for chunk, width in zip(chunks, widths.tolist(), strict=True))
+    tables[np.arange(tables.shape[1]) < widths[:, None]] = np.fromiter(chain.from_iterable(held), np.int32)
+    return tables

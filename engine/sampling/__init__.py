@@ -4,14 +4,25 @@
               |                                                          |
               '------------------ log-probabilities (rows that ask) -----'
 
-`sampler` has the one entry, `sample`; `rules` what a choice keeps and `adjust` what that does to logits; `draw`
-temperature, filters and the place in the distribution; `ranking` the largest logits without a sort; `logprobs`
-what is told.
+`sampler` has the one entry, `launch`, and `sample` for those who wait; `rules` what a choice keeps and `adjust` what
+that does to logits; `draw` temperature, filters and the place in the distribution; `ranking` the largest logits
+without a sort; `logprobs` what is told; `transfer` between host and device.
 """
 
 from engine.sampling.draw import Draw
 from engine.sampling.logprobs import Logprobs, prompt_logprobs
 from engine.sampling.rules import Rules, rules_for
-from engine.sampling.sampler import Problem, Sampled, sample
+from engine.sampling.sampler import Drawn, Problem, Sampled, launch, sample
 
-__all__ = ["Draw", "Logprobs", "Problem", "Rules", "Sampled", "prompt_logprobs", "rules_for", "sample"]
+__all__ = [
+    "Draw",
+    "Drawn",
+    "Logprobs",
+    "Problem",
+    "Rules",
+    "Sampled",
+    "launch",
+    "prompt_logprobs",
+    "rules_for",
+    "sample",
+]

@@ -16,6 +16,7 @@ from engine.sampling.distribution import by_id
 from engine.sampling.filters import Rows, draw_filtered, is_filtered
 from engine.sampling.philox import uniform
 from engine.sampling.rules import Rules
+from engine.sampling.transfer import sent
 from protocol import SamplingParams
 
 
@@ -43,15 +44,15 @@ def draw(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> tor
         int64 `[rows]`.
     """
     place = uniform([d.seed for d in draws], [d.choice for d in draws], [d.position for d in draws])
-    rows = Rows(logits, best, _temperature(draws, logits.device), torch.from_numpy(place).to(logits.device))
+    rows = Rows(logits, best, _temperature(draws, logits.device), sent(place, logits.device))
     token_ids = torch.empty(len(draws), dtype=torch.long, device=logits.device)
     filtered = [row for row, each in enumerate(draws) if is_filtered(each.params)]
     if filtered:
-        at = torch.tensor(filtered, device=logits.device)
+        at = sent(filtered, logits.device)
         token_ids[at] = draw_filtered(rows.of(at), [draws[row].params for row in filtered])
     plain = sorted(set(range(len(draws))) - set(filtered))
     if plain:
-        at = torch.tensor(plain, device=logits.device)
+        at = sent(plain, logits.device)
         some = rows.of(at)
         token_ids[at] = by_id(some.scaled().exp_(), some.place)
     return token_ids
@@ -61,4 +62,4 @@ def _temperature(draws: Sequence[Draw], device: torch.device) -> torch.Tensor:
     """Float32 `[rows]`, within 1e-30 and 1e30: float32 has no smaller difference to magnify and no larger one to
     level, and beyond them 0 / 0 and inf / inf would appear."""
     held = [min(max(draw.params.temperature, 1e-30), 1e30) for draw in draws]
-    return torch.tensor(held, dtype=torch.float32, device=device)
+    return sent(held, device, torch.float32)

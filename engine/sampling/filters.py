@@ -19,6 +19,7 @@ import torch
 from engine.sampling import ranking
 from engine.sampling.distribution import by_id, first_above, scaled
 from engine.sampling.head import head
+from engine.sampling.transfer import sent
 from protocol import SamplingParams
 
 CUTS = (64, 512)
@@ -94,9 +95,9 @@ def _filters(params: Sequence[SamplingParams], vocab_size: int, device: torch.de
     top_p = [each.top_p if each.top_p < 1 else math.inf for each in params]
     min_x = [math.log(each.min_p) if each.min_p > 0 else -math.inf for each in params]
     return Filters(
-        torch.tensor(top_k, device=device).unsqueeze(-1),
-        torch.tensor(top_p, dtype=torch.float64, device=device).unsqueeze(-1),
-        torch.tensor(min_x, dtype=torch.float32, device=device).unsqueeze(-1),
+        sent(top_k, device).unsqueeze(-1),
+        sent(top_p, device, torch.float64).unsqueeze(-1),
+        sent(min_x, device, torch.float32).unsqueeze(-1),
     )
 
 

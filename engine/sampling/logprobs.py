@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.sampling import ranking
+from engine.sampling.transfer import sent
 from protocol.logprobs import FLOOR
 
 
@@ -56,7 +57,7 @@ def of_rows(
 
 def _told(x: torch.Tensor, token_ids: Sequence[int], tops: Sequence[int]) -> list[Logprobs]:
     """The same for float32 `[rows, vocab]`."""
-    chosen = torch.tensor(token_ids, device=x.device).unsqueeze(-1)
+    chosen = sent(token_ids, x.device).unsqueeze(-1)
     values, ids = _top(x, min(max(tops), x.shape[1]))
     best = ranking.bucket_max(x).amax(dim=-1, keepdim=True)
     mass = ranking.bucket_sum((x - best).exp_()).sum(dim=-1, keepdim=True, dtype=torch.float64)

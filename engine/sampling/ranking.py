@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from engine.sampling.transfer import sent
+
 BUCKET = 64
 _MOST_IN_BUCKETS = 512
 """Beyond about this many, the buckets hold so much of the vocabulary that searching all of it is no slower."""
@@ -31,9 +33,11 @@ def chunks(rows: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
 
 def take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Rows of `x` in rising order; a view where they lie side by side."""
-    if rows and rows[-1] - rows[0] == len(rows) - 1:
+    if not rows:
+        return x[:0]
+    if rows[-1] - rows[0] == len(rows) - 1:
         return x[rows[0] : rows[-1] + 1]
-    return x.index_select(0, torch.tensor(rows, device=x.device))  # x[rows] takes five times as long on a CPU
+    return x.index_select(0, sent(rows, x.device))  # x[rows] takes five times as long on a CPU
 
 
 def bucket_max(x: torch.Tensor) -> torch.Tensor:

@@ -166,6 +166,7 @@ def run(engine: Engine, requests: Iterable[Request] = ()) -> Output:
             return deltas
         for delta in engine.step():
             deltas[delta.request_id].append(delta)
+        engine.check_integrity()
     raise AssertionError("no end")
 
 
@@ -198,7 +199,7 @@ def alone(new: Request) -> list[int]:
 def assert_empty(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
-    assert not engine._live
+    assert not engine._loop.roster
     assert not engine._ended
     engine.check_integrity()
 

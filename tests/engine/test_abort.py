@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.sequence import Sequence
 from tests.engine.doubles import (
     Output,
     PagedDouble,
@@ -38,6 +39,10 @@ class Rounds:
         for new in [*self.others, request("gone", [100 + number] * 30, 34)]:
             self.engine.add(new)
 
+    def sequence(self) -> Sequence:
+        """That of the request to be aborted."""
+        return self.engine._loop.roster._requests["gone"][0].sequence
+
     def finish(self) -> None:
         self.until(lambda: not self.engine.has_work())
 
@@ -59,7 +64,7 @@ def _abort_waiting(rounds: Rounds) -> None:
 
 def _abort_in_a_prefill(rounds: Rounds) -> None:
     rounds.until(lambda: rounds.engine.stats().running == 3)
-    sequence = rounds.engine._live["gone"][0].sequence
+    sequence = rounds.sequence()
     assert 0 < sequence.num_computed_tokens < sequence.num_tokens
     assert rounds.engine.abort("gone")
 
@@ -78,7 +83,7 @@ def _abort_after_a_token(rounds: Rounds) -> None:
 
 def _abort_while_preempted(rounds: Rounds) -> None:
     rounds.until(lambda: rounds.engine.stats().preemptions > rounds.preemptions)
-    assert rounds.engine._live["gone"][0].sequence.slot is None
+    assert rounds.sequence().slot is None
     assert rounds.deltas["gone"]
     assert rounds.engine.abort("gone")
 

@@ -150,7 +150,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_were(fault: str) -> None:
     for new in [*others[:2], bad, *others[2:]]:
         engine.add(new)
     if kind == "text":
-        engine._live["bad"][0].choice._text = BrokenText()  # type: ignore[assignment]
+        engine._loop.roster._requests["bad"][0].choice._text = BrokenText()  # type: ignore[assignment]
     out = run(engine)
     ends = [delta for delta in out["bad"] if delta.error is not None]
     assert len(ends) == 1

@@ -358,3 +358,31 @@ def test_the_counters_add_up() -> None:
     parts = astuple(stats.seconds)
     assert all(part > 0 for part in parts)
     assert sum(parts) <= elapsed
+
+
+def test_how_much_of_what_is_held_is_of_use() -> None:
+    """Four steps of one sequence: 9, 10, 11 and 12 tokens in two blocks of 8."""
+    engine = make_engine(PagedDouble(hashed), max_num_seqs=2)
+    run(engine, [request("r", [5] * 9, 4)])
+    stats = engine.stats()
+    assert (stats.steps, stats.slot_steps, stats.slots) == (4, 4, 2)
+    assert stats.kv_tokens_allocated == 4 * 16
+    assert stats.kv_tokens_unused == 7 + 6 + 5 + 4
+    assert stats.padding_rows == 0
+
+
+def test_tokens_of_a_shared_block_are_not_unused() -> None:
+    """Two choices of a prompt of 17: the first computes it, the second shares its two full blocks."""
+    engine = make_engine(PagedDouble(hashed), max_num_seqs=2)
+    run(engine, [request("r", [5] * 17, 2, n=2)])
+    stats = engine.stats()
+    blocks = [3, 4, 3]  # the first alone; both; the second alone
+    assert stats.kv_tokens_allocated == 8 * sum(blocks)
+    assert stats.kv_tokens_unused == 7 + (6 + 7) + 6
+    assert stats.cached_tokens == 16
+
+
+def test_the_runner_s_padding_counts() -> None:
+    runner = PagedDouble(hashed)
+    runner.num_padding_rows = 3
+    assert make_engine(runner).stats().padding_rows == 3

@@ -45,6 +45,7 @@ def engine_for(
     max_num_batched_tokens: int = 512,
     max_num_seqs: int = 128,
     admission: str = "first-fit",
+    overlap: bool | None = None,
     **options: Any,
 ) -> Engine:
     loaded = load_runner(str(folder), dtype="float32", device="cpu", max_num_seqs=max_num_seqs, **options)
@@ -57,6 +58,7 @@ def engine_for(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         admission=admission,
+        overlap=overlap,
     )
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from engine import engine as engine_module
+from engine import loop as loop_module
 from engine.pace import LEAST, Pace
 from tests.engine.doubles import PagedDouble, alone, hashed, make_engine, request, run, token_ids
 
@@ -63,7 +63,7 @@ def test_steps_shrink_and_nobody_is_starved(monkeypatch: pytest.MonkeyPatch) -> 
         return plan
 
     monkeypatch.setattr(engine._scheduler, "schedule", watched)
-    monkeypatch.setattr(engine_module, "perf_counter", clock)
+    monkeypatch.setattr(loop_module, "perf_counter", clock)
     runner.before_forward = forward_takes_time
     requests = [request(f"r{i}", [3 + i] * 60, 20) for i in range(12)]
     out = run(engine, requests)
