@@ -114,8 +114,8 @@ class Teller:
 
 def flat(stats: EngineStats) -> dict[str, float]:
     """Counters as they travel, the seconds of a step's parts among them."""
-    counters = asdict(stats)
-    return counters | counters.pop("seconds")
+    counters: dict[str, float] = {name: value for name, value in asdict(stats).items() if name != "seconds"}
+    return counters | asdict(stats.seconds)
 
 
 def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], list[Piece]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -246,6 +246,30 @@ def test_a_flag_that_makes_no_sense_is_refused(workers: Workers, flags: tuple[st
     assert "Traceback" not in worker.log
 
 
+def test_flags_that_contradict_each_other_are_one_line(workers: Workers) -> None:
+    worker = workers.start("--num-kv-blocks", "8", "--max-num-seqs", "128", model="dry-run:echo")
+    assert worker.wait() == 2
+    assert worker.log == (
+        "millstream: --num-kv-blocks 8 is less than one block for each of 128 slots (--max-num-seqs): "
+        "give --num-kv-blocks 128, or --max-num-seqs 8\n"
+    )
+
+
+@pytest.mark.long
+def test_flags_that_the_model_does_not_allow_end_the_worker_once(
+    workers: Workers, tiny_model_dir: Path
+) -> None:
+    """Found out by the model process: it is not started again."""
+    worker = workers.start("--max-model-len", "9999", model=str(tiny_model_dir))
+    assert worker.wait() == 2
+    assert worker.log.splitlines()[-1] == (
+        "millstream: --max-model-len 9999 is more than the model serves: sequences of at most 256 tokens: "
+        "give --max-model-len 256"
+    )
+    assert worker.log.count(f"loading {tiny_model_dir}") == 1
+    assert "Traceback" not in worker.log
+
+
 def test_a_redis_that_is_not_there_is_one_line(workers: Workers) -> None:
     workers.url = "redis://:secret@127.0.0.1:1/0"
     worker = workers.start("--redis-timeout", "1", model="dry-run:echo")
@@ -262,7 +286,15 @@ def test_heartbeats_tell_how_a_worker_does(queue: Queue, workers: Workers) -> No
     assert beat.info["pid"] == worker.process.pid
     assert beat.info["model"] == "dry-run:words"
     assert beat.info["slots"] == 256
-    assert json.dumps(beat.info)
+    assert beat.info["engine"] == {}
+    submit(queue, "j", words(3))
+    ended(queue, "j")
+
+    def counted() -> bool:
+        (beat,) = queue.run(calls.status(queue.keys)).workers
+        return beat.info["engine"].get("output_tokens", 0) >= 3
+
+    until(counted, "the engine's counters in a heartbeat")
 
 
 def test_a_cancel_that_meets_the_end_hits_nobody_else(queue: Queue, workers: Workers) -> None:
