@@ -177,7 +177,7 @@ class CudaRecorder:
 
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run once beside the stream, so that what is made on first use is made unrecorded; then record."""
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             run()
