@@ -20,6 +20,7 @@ import torch
 
 from engine.attention import ProbedLayer
 from engine.attention.kv_dtype import stored_dim
+from engine.limits import readable
 from protocol import ModelUnavailable
 
 CPU_KV_BYTES = 4 << 30
@@ -57,10 +58,6 @@ class KVShape:
         )
         return numbers * self.dtype.itemsize * self.block_size
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold `tokens` tokens."""
-        return -(-tokens // self.block_size)
-
 
 class KVStore:
     """The blocks themselves. Untouched pages of a fresh CPU tensor cost nothing, so a large store starts small."""
@@ -87,7 +84,7 @@ class KVStore:
             ]
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on CPU it is a plain RuntimeError
             raise ModelUnavailable(
-                f"the KV store needs {_size(num_blocks * shape.block_bytes)} and the system refuses it; "
+                f"the KV store needs {readable(num_blocks * shape.block_bytes)} and the system refuses it; "
                 "lower --kv-memory or --num-kv-blocks"
             ) from error
 
@@ -104,55 +101,6 @@ def _blocks(shape: KVShape, num_blocks: int, heads: int, dim: int, device: torch
         tokens = torch.empty(num_blocks, shape.block_size, heads, width, dtype=shape.dtype, device=device)
         return tokens.transpose(1, 2)
     return torch.empty(num_blocks, heads, shape.block_size, width, dtype=shape.dtype, device=device)
-
-
-def plan_num_blocks(
-    shape: KVShape,
-    *,
-    max_model_len: int,
-    max_num_seqs: int,
-    free: int,
-    share: float,
-    cap: int | None = None,
-    kv_memory: int | None = None,
-    num_kv_blocks: int | None = None,
-) -> int:
-    """How many blocks to take.
-
-    `num_kv_blocks`, else `kv_memory` bytes, else `share` of `free` bytes but no more than `cap` (unless one
-    sequence needs more than that); never more than `max_num_seqs` sequences of `max_model_len` tokens can
-    fill.
-
-    Raises:
-        ModelUnavailable: memory is too small for one sequence of `max_model_len` tokens, or for the blocks asked for.
-    """
-    one_sequence = shape.blocks_for(max_model_len)
-    if num_kv_blocks is not None:
-        if num_kv_blocks < 1:
-            raise ModelUnavailable(f"--num-kv-blocks is {num_kv_blocks}: give at least 1")
-        # Their number is the user's word: a pool smaller than one sequence serves short ones, and the engine warns.
-        blocks = num_kv_blocks
-    else:
-        if kv_memory is not None:
-            budget, source = kv_memory, f"--kv-memory is {_size(kv_memory)}"
-        else:
-            budget, source = int(free * share), f"{share:.0%} of the {_size(free)} that are free may be used"
-            if cap is not None:
-                budget = min(budget, max(cap, one_sequence * shape.block_bytes))
-        blocks = budget // shape.block_bytes
-        if blocks < one_sequence:
-            raise ModelUnavailable(
-                f"not enough KV memory for one sequence of {max_model_len} tokens: it needs "
-                f"{_size(one_sequence * shape.block_bytes)} ({one_sequence} blocks of {shape.block_size} tokens), "
-                f"and {source} ({max(blocks, 0)} blocks); lower --max-model-len, raise --kv-memory, or free memory"
-            )
-    blocks = min(blocks, one_sequence * max_num_seqs)
-    if blocks * shape.block_bytes > free:
-        raise ModelUnavailable(
-            f"the KV store of {blocks} blocks needs {_size(blocks * shape.block_bytes)} and {_size(free)} are free; "
-            "lower --kv-memory, --num-kv-blocks, --max-num-seqs or --max-model-len"
-        )
-    return blocks
 
 
 def share_and_cap(device: torch.device) -> tuple[float, int | None]:
@@ -195,8 +143,3 @@ def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> int:
             continue
         return max(0, limit - used + int(stat.get(cache_key, 0)))
     return 1 << 62
-
-
-def _size(number: int) -> str:
-    """Bytes for people."""
-    return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"

@@ -63,6 +63,8 @@ class Ground:
     """The part of them that the KV pool takes by itself."""
     cap: int | None = None
     """Bytes it then stops at, unless one sequence needs more; None: no such bound."""
+    usual_block_size: int = BLOCK_SIZE
+    """Tokens of a block where none is given: the attention backend has a say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,22 @@ class Limits:
 
 
 def check(given: Given) -> None:
-    """Check what can be checked before a model is loaded.
+    """Check what does not depend on the model.
 
     Raises:
         OptionRefused: an option is out of its range, or two contradict each other.
     """
-    _refuse_faults(given, None)
+    _refuse(chain(_out_of_range(given), _contradictions(given)), given, None)
+
+
+def check_context(given: Given) -> None:
+    """Check that the pool holds a sequence of `max_model_len`, as a worker's must: whoever sends it jobs reckons with
+    that. An engine in the caller's own process only warns, and ends longer ones early.
+
+    Raises:
+        OptionRefused: it holds less.
+    """
+    _refuse(_outgrown(given, BLOCK_SIZE), given, None)
 
 
 def resolve(given: Given, ground: Ground) -> Limits:
@@ -91,14 +103,18 @@ def resolve(given: Given, ground: Ground) -> Limits:
     A pool that is not given takes `share` of what is free but no more than `cap`; no pool takes more than its slots
     can fill.
 
+    Args:
+        given: what `check` has let pass.
+
     Raises:
-        OptionRefused: an option is out of its range, or contradicts another, the model or the memory.
+        OptionRefused: an option contradicts the model or the memory.
         ModelUnavailable: there is no memory for the KV of one block of the usual size.
     """
-    _refuse_faults(given, ground)
+    _refuse(chain(_out_of_range(given), _beyond(given, ground)), given, ground)
     blocks = _blocks(given, ground)
     slots, budget = slots_and_budget(given.max_num_seqs, given.max_num_batched_tokens, blocks)
-    return Limits(slots, budget, _length(given, ground, blocks), _block_size(given), _filled(given, ground))
+    length, size = _length(given, ground, blocks), _block_size(given, ground)
+    return Limits(slots, budget, length, size, _filled(given, ground))
 
 
 def slots_and_budget(
@@ -117,9 +133,8 @@ class _Fault:
     changes: tuple[Change, ...]
 
 
-def _refuse_faults(given: Given, ground: Ground | None) -> None:
-    fault = _first_fault(given, ground)
-    if fault is not None:
+def _refuse(faults: Iterator[_Fault], given: Given, ground: Ground | None) -> None:
+    for fault in faults:
         ways = [_completed(change, given, ground) for change in fault.changes]
         raise OptionRefused(fault.why, [way for way in ways if way is not None])
 
@@ -128,7 +143,7 @@ def _completed(change: Change, given: Given, ground: Ground | None) -> Change | 
     """A change with whatever else must then change for nothing to be refused; None: it leads nowhere."""
     way = dict(change)
     for _ in range(_TRIES):
-        fault = _first_fault(replace(given, **way), ground)  # type: ignore[arg-type]
+        fault = _first_fault(replace(given, **way), ground)
         if fault is None:
             return way
         others = [other for other in fault.changes if not other.items() <= way.items()]
@@ -140,8 +155,10 @@ def _completed(change: Change, given: Given, ground: Ground | None) -> Change | 
 
 
 def _first_fault(given: Given, ground: Ground | None) -> _Fault | None:
-    beyond = _beyond(given, ground) if ground is not None else ()
-    return next(chain(_out_of_range(given), _contradictions(given), beyond), None)
+    usual = BLOCK_SIZE if ground is None else ground.usual_block_size
+    beyond = () if ground is None else _beyond(given, ground)
+    faults = chain(_out_of_range(given), _contradictions(given), _outgrown(given, usual), beyond)
+    return next(faults, None)
 
 
 def _out_of_range(given: Given) -> Iterator[_Fault]:
@@ -158,7 +175,7 @@ def _out_of_range(given: Given) -> Iterator[_Fault]:
 def _contradictions(given: Given) -> Iterator[_Fault]:
     """What is wrong whatever the model."""
     slots, budget, length = given.max_num_seqs, given.max_num_batched_tokens, given.max_model_len
-    blocks, size = given.num_kv_blocks, _block_size(given)
+    blocks = given.num_kv_blocks
     if slots is not None and budget is not None and budget < slots:
         yield _Fault(
             f"max_num_batched_tokens {budget} is less than one token a step for each of {slots} slots (max_num_seqs)",
@@ -174,11 +191,17 @@ def _contradictions(given: Given) -> Iterator[_Fault]:
             f"num_kv_blocks {blocks} is less than one block for each of {slots} slots (max_num_seqs)",
             ({"num_kv_blocks": slots}, {"max_num_seqs": blocks}),
         )
-    if length is not None and given.block_size is not None and size > length:
+    if length is not None and given.block_size is not None and given.block_size > length:
         yield _Fault(
-            f"block_size {size} is more than a sequence may hold (max_model_len {length}): no block is ever full",
-            ({"block_size": length}, {"max_model_len": size}),
+            f"block_size {given.block_size} is more than a sequence may hold (max_model_len {length}): no block is "
+            "ever full",
+            ({"block_size": length}, {"max_model_len": given.block_size}),
         )
+
+
+def _outgrown(given: Given, usual_block_size: int) -> Iterator[_Fault]:
+    """A pool of so many blocks that one sequence fills it and goes on."""
+    blocks, length, size = given.num_kv_blocks, given.max_model_len, given.block_size or usual_block_size
     if length is not None and blocks is not None and blocks * size < length:
         yield _Fault(
             f"max_model_len {length} is more than the KV pool holds: {blocks * size} tokens in {blocks} blocks "
@@ -189,12 +212,13 @@ def _contradictions(given: Given) -> Iterator[_Fault]:
 
 def _beyond(given: Given, ground: Ground) -> Iterator[_Fault]:
     """What this model, or the memory at hand, does not allow."""
-    size, length = _block_size(given), given.max_model_len
+    size, length = _block_size(given, ground), given.max_model_len
     block_bytes = size * ground.token_bytes
     most = ground.free // block_bytes
-    if ground.free < BLOCK_SIZE * ground.token_bytes:
+    if ground.free < ground.usual_block_size * ground.token_bytes:
         raise ModelUnavailable(
-            f"no memory for KV: {BLOCK_SIZE} tokens take {readable(BLOCK_SIZE * ground.token_bytes)} and "
+            f"no memory for KV: {ground.usual_block_size} tokens take "
+            f"{readable(ground.usual_block_size * ground.token_bytes)} and "
             f"{readable(ground.free)} are free"
         )
     if most < 1:
@@ -228,7 +252,9 @@ def _beyond(given: Given, ground: Ground) -> Iterator[_Fault]:
 
 def _too_small(given: Given, ground: Ground) -> _Fault | None:
     """Whether memory holds fewer blocks than a sequence of the length asked for, or than slots asked for."""
-    size, slots, length = _block_size(given), given.max_num_seqs or 1, given.max_model_len or 1
+    if given.num_kv_blocks is not None:  # their number has been checked
+        return None
+    size, slots, length = _block_size(given, ground), given.max_num_seqs or 1, given.max_model_len or 1
     block_bytes = size * ground.token_bytes
     held = _blocks(given, ground)
     need = max(-(-length // size), slots)
@@ -251,15 +277,15 @@ def _too_small(given: Given, ground: Ground) -> _Fault | None:
     )
 
 
-def _block_size(given: Given) -> int:
-    return given.block_size or BLOCK_SIZE
+def _block_size(given: Given, ground: Ground) -> int:
+    return given.block_size or ground.usual_block_size
 
 
 def _blocks(given: Given, ground: Ground) -> int:
     """Blocks of the pool, before it is seen how many can be filled."""
     if given.num_kv_blocks is not None:
         return given.num_kv_blocks
-    size = _block_size(given)
+    size = _block_size(given, ground)
     block_bytes = size * ground.token_bytes
     if given.kv_memory is not None:
         return given.kv_memory // block_bytes
@@ -274,7 +300,7 @@ def _length(given: Given, ground: Ground, blocks: int) -> int:
     """Most tokens of a sequence."""
     if given.max_model_len is not None:
         return given.max_model_len
-    held = blocks * _block_size(given)
+    held = blocks * _block_size(given, ground)
     return held if ground.context is None else min(ground.context, held)
 
 
@@ -282,7 +308,7 @@ def _filled(given: Given, ground: Ground) -> int:
     """Blocks of the pool: never more than its slots can fill."""
     blocks = _blocks(given, ground)
     slots, _ = slots_and_budget(given.max_num_seqs, given.max_num_batched_tokens, blocks)
-    return min(blocks, slots * -(-_length(given, ground, blocks) // _block_size(given)))
+    return min(blocks, slots * -(-_length(given, ground, blocks) // _block_size(given, ground)))
 
 
 def readable(number: int) -> str:

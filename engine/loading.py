@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
+
+from transformers import PreTrainedModel
 
 from engine.attention import PagedAttention, choose_backend
 from engine.attention.kv_dtype import choose_kv_dtype, parse_kv_dtype
-from engine.compilation import compile_layers
+from engine.attention.varlen import VarlenBackend
+from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
 from engine.grammar import Grammars
 from engine.interface import Chunk
-from engine.kv_store import KVShape, KVStore, free_memory, plan_num_blocks, share_and_cap
+from engine.kv_store import KVShape, KVStore, free_memory, share_and_cap
+from engine.limits import Given, Ground, Limits, check, resolve
 from engine.model_runner import ModelRunner
 from engine.packed_linear import pack_linears
 from engine.probe import context_length, probe
 from engine.prompts import Prompts
+from engine.slots import POLICIES
 from engine.weights import Weights, load_weights
 
 log = logging.getLogger(__name__)
@@ -26,12 +33,16 @@ COMPILE_BY_DEFAULT = False
 """Measured in bench/NOTES.md: on two cores compiling costs more at start-up than it gives back in a short run."""
 
 
+_SIZES = {"max_model_len", "block_size", "num_kv_blocks", "kv_memory"}
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A model ready to compute."""
 
     weights: Weights
     runner: ModelRunner
+    limits: Limits
 
 
 class RunnerOptions(TypedDict, total=False):
@@ -40,7 +51,7 @@ class RunnerOptions(TypedDict, total=False):
     dtype: str
     device: str
     max_model_len: int | None
-    block_size: int
+    block_size: int | None
     num_kv_blocks: int | None
     kv_memory: int | None
     kv_dtype: str
@@ -51,13 +62,14 @@ class RunnerOptions(TypedDict, total=False):
 
 
 def load_runner(
-    model: str,
+    model: str | Weights,
     *,
     dtype: str = "auto",
     device: str = "auto",
-    max_num_seqs: int = 128,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
-    block_size: int = 32,
+    block_size: int | None = None,
     num_kv_blocks: int | None = None,
     kv_memory: int | None = None,
     kv_dtype: str = "auto",
@@ -69,82 +81,148 @@ def load_runner(
     """Load a model, its attention and its KV store.
 
     Args:
-        model: a hub id, a local folder, or a `.gguf` file.
+        model: a hub id, a local folder, or a `.gguf` file; or what has been loaded of one.
         dtype: `auto`, `float32`, `bfloat16` or `float16`; auto is what the device computes fast.
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
-        max_num_seqs: sequences that run at once; no more KV is taken than they can fill.
-        max_model_len: most tokens of a sequence; None: what the model was made for.
+        max_num_seqs: sequences that run at once; no more KV is taken than they can fill. Of this and what follows,
+            what is None is fitted to what is given, see `engine.limits`.
+        max_num_batched_tokens: tokens a step computes at most.
+        max_model_len: most tokens of a sequence; None: what the model was made for and the KV store holds.
+        block_size: tokens of a KV block; None: 32, or the fewest that the attention backend reads.
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
         kv_dtype: `auto` (the model's), `float32`, `bfloat16`, `float16`, `int8` or `fp8`.
-        compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`.
+        compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`. False also leaves a GPU's decode
+            steps unrecorded: it starts at once.
         revision: branch, tag or commit of a hub id; None: its main branch.
         trust_remote_code: run modeling code that comes with the model.
         served_model_name: name in the fingerprint; None: the hub id, or the folder's or file's stem.
 
     Raises:
-        ModelUnavailable: no such model, one that bypasses our attention, or too little memory for one
-        sequence.
+        ModelUnavailable: no such model, one that bypasses our attention, or no memory for KV.
+        OptionRefused: a limit contradicts the model or the memory.
     """
     began = time.monotonic()
     kv_asked = parse_kv_dtype(kv_dtype)
-    weights = load_weights(
-        model,
-        dtype=dtype,
-        device=device,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        served_model_name=served_model_name,
+    weights = (
+        model
+        if isinstance(model, Weights)
+        else load_weights(
+            model,
+            dtype=dtype,
+            device=device,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            served_model_name=served_model_name,
+        )
     )
     net = weights.model
-    length = context_length(net, max_model_len)
-    layers, vocab_size = probe(net, length)
+    parts = {"weights": time.monotonic() - began}
+    layers, vocab_size = probe(net, max_model_len or context_length(net) or 1)
 
     backend = choose_backend(net.device, net.dtype)
     kv_kept = choose_kv_dtype(kv_asked, net.dtype, backend)
-    shape = KVShape.of(layers, kv_kept, block_size)
-    share, cap = share_and_cap(net.device)
-    num_blocks = plan_num_blocks(
+    layout = backend.kv_layout
+    shape = KVShape.of(layers, kv_kept, layout.block_size(block_size, backend.name), layout.token_major)
+    limits = _settle(
+        Given(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            num_kv_blocks=num_kv_blocks,
+            kv_memory=kv_memory,
+        ),
+        net,
         shape,
-        max_model_len=length,
-        max_num_seqs=max_num_seqs,
-        free=free_memory(net.device),
-        share=share,
-        cap=cap,
-        kv_memory=kv_memory,
-        num_kv_blocks=num_kv_blocks,
+        layout.block_size(None, backend.name),
     )
-    kv = KVStore(shape, num_blocks, net.device)
+    recordable = backend if isinstance(backend, VarlenBackend) and compile is not False else None
+    kv = KVStore(shape, limits.num_kv_blocks, net.device, spare=0 if recordable is None else 1)
     attention = PagedAttention(backend)
     for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
         attention.bind(layer, key_blocks, value_blocks)
 
     compiled = compile_layers(net, layers) if (COMPILE_BY_DEFAULT if compile is None else compile) else False
-    runner = ModelRunner(net, attention, kv, max_model_len=length, vocab_size=vocab_size)
-    if not compiled:  # a compiled graph takes no packed weights
-        pack_linears(net, lambda: runner.forward([Chunk([0], 0, [0], num_logits=1)]))
-    warm_up(runner)
+    runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
+    with compile_clock() as clock:
+        with _part(parts, "packing", clock):
+            if not compiled:  # a compiled graph takes no packed weights
+                pack_linears(net, one_pass(runner))
+        with _part(parts, "warm-up", clock):
+            warm_up(runner)
+    parts["compiling"] = clock.seconds
+    graphs = (
+        "no CUDA graphs" if recordable is None else record_decodes(runner, recordable, limits.max_num_seqs)
+    )
     if kv_kept != net.dtype:
         weights = replace(weights, fingerprint=weights.fingerprint.model_copy(update={"kv_dtype": kv_dtype}))
     log.info(
-        "loaded %s in %.1f s: context %d, %d KV blocks of %d tokens (%.2f GiB), attention %s, %s",
+        "loaded %s in %.1f s (%s): context %d, %d slots, %d KV blocks of %d tokens (%.2f GiB), attention %s, %s, %s",
         weights.fingerprint,
         time.monotonic() - began,
-        length,
-        num_blocks,
-        block_size,
-        num_blocks * shape.block_bytes / 2**30,
+        ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()),
+        limits.max_model_len,
+        limits.max_num_seqs,
+        limits.num_kv_blocks,
+        limits.block_size,
+        limits.num_kv_blocks * shape.block_bytes / 2**30,
         attention.backend.name,
         "compiled" if compiled else "not compiled",
+        graphs,
     )
-    return Loaded(weights, runner)
+    return Loaded(weights, runner, limits)
+
+
+def _settle(given: Given, net: PreTrainedModel, shape: KVShape, usual_block_size: int) -> Limits:
+    """Every limit, with a line of warning where the pool shortens the model's context."""
+    context = context_length(net)
+    share, cap = share_and_cap(net.device)
+    ground = Ground(
+        context=context,
+        token_bytes=shape.block_bytes // shape.block_size,
+        free=free_memory(net.device),
+        share=share,
+        cap=cap,
+        usual_block_size=usual_block_size,
+    )
+    limits = resolve(given, ground)
+    if context is not None and given.max_model_len is None and limits.max_model_len < context:
+        log.warning(
+            "the KV pool holds %d tokens: max_model_len is that, and the model could take %d",
+            limits.max_model_len,
+            context,
+        )
+    return limits
+
+
+@contextmanager
+def _part(parts: dict[str, float], name: str, clock: CompileClock) -> Iterator[None]:
+    """Note the seconds of a part of the start, without what compilers take of them."""
+    began, compiled = time.monotonic(), clock.seconds
+    yield
+    parts[name] = time.monotonic() - began - (clock.seconds - compiled)
+
+
+MOST_RECORDED = 512
+"""Sequences of the largest recorded step: its logits are kept, 4 bytes a token of the vocabulary and sequence."""
+
+
+def record_decodes(runner: ModelRunner, backend: VarlenBackend, max_num_seqs: int) -> str:
+    """Record the decode steps of a warm runner as CUDA graphs, if they can be; what the log is to say of it."""
+    try:
+        graphs = runner.record_decodes(backend, min(max_num_seqs, MOST_RECORDED))
+    except RuntimeError as error:
+        log.warning("decodes are launched kernel by kernel: %s", str(error).strip().splitlines()[0])
+        return "no CUDA graphs"
+    return f"{graphs.num_graphs} CUDA graphs in {graphs.seconds:.1f} s"
 
 
 def load_engine(
     model: str,
     *,
-    max_num_seqs: int = 128,
-    max_num_batched_tokens: int = 512,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
     max_step_ms: float | None = None,
     admission: str = "first-fit",
     overlap: bool | None = None,
@@ -154,19 +232,26 @@ def load_engine(
 
     Args:
         model: a hub id, a local folder, or a `.gguf` file.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens a step computes at most.
+        max_num_seqs: sequences that run at once; None: 128, or as many as the pool has blocks.
+        max_num_batched_tokens: tokens a step computes at most; None: 512, or as many as there are slots.
         max_step_ms: milliseconds a step should take at most; None: no bound.
         admission: `first-fit`, `best-fit` or `priority`.
         overlap: launch each step before the last one's tokens are read; None: where the device is a GPU.
         options: see `load_runner`.
 
     Raises:
-        ModelUnavailable: no such model, one that bypasses our attention, or too little memory for one sequence.
-        ValueError: no such admission policy, or a limit below 1.
+        ModelUnavailable: no such model, or one that bypasses our attention.
+        OptionRefused: options contradict each other, the model or the memory; it names the nearest that work.
+        ValueError: no such admission policy.
     """
-    loaded = load_runner(model, max_num_seqs=max_num_seqs, **options)
-    weights = loaded.weights
+    sizes: dict[str, Any] = {name: value for name, value in options.items() if name in _SIZES}
+    check(Given(max_num_seqs, max_num_batched_tokens, max_step_ms, **sizes))
+    if admission not in POLICIES:
+        raise ValueError(f"admission policy {admission!r} is unknown: choose one of {', '.join(POLICIES)}")
+    loaded = load_runner(
+        model, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options
+    )
+    weights, limits = loaded.weights, loaded.limits
     return Engine(
         loaded.runner,
         weights.tokenizer,
@@ -174,12 +259,17 @@ def load_engine(
         weights.fingerprint,
         weights.eos_token_ids,
         grammars=Grammars(weights.tokenizer, loaded.runner.vocab_size, weights.eos_token_ids),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
         max_step_ms=max_step_ms,
         admission=admission,
         overlap=overlap,
     )
+
+
+def one_pass(runner: ModelRunner) -> Callable[[], object]:
+    """Calls the model once: a token into block 0, which nobody owns yet."""
+    return lambda: runner.forward([Chunk([0], 0, [0], num_logits=1)])
 
 
 def warm_up(runner: ModelRunner) -> None:

@@ -217,27 +217,8 @@ def _logits(model: PreTrainedModel, tokens: list[int], positions: list[int]) -> 
     return logits[: len(tokens)].flip(0)
 
 
-def context_length(model: PreTrainedModel, asked: int | None) -> int:
-    """The most tokens a sequence may hold: what was asked for, else what the model was made for.
-
-    Raises:
-        ModelUnavailable: the model was not made for that many, or not for one fixed rotation of positions.
-    """
-    limit = _made_for(model)
-    if asked is None:
-        if limit is None:
-            raise ModelUnavailable("the model's config names no context length: give --max-model-len")
-        return limit
-    if asked < 1:
-        raise ModelUnavailable(f"--max-model-len is {asked}: give at least 1")
-    if limit is not None and asked > limit:
-        raise ModelUnavailable(
-            f"--max-model-len is {asked}, and the model serves sequences of at most {limit} tokens"
-        )
-    return asked
-
-
-def _made_for(model: PreTrainedModel) -> int | None:
+def context_length(model: PreTrainedModel) -> int | None:
+    """The most tokens a sequence may hold, as long as positions do not depend on the batch; None: it does not say."""
     config = model.config.get_text_config()
     limit: int | None = getattr(config, "max_position_embeddings", None)
     own: int | None = getattr(config, "original_max_position_embeddings", limit)

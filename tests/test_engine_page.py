@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -24,3 +25,16 @@ def test_the_blocks_run_one_after_the_other(
     parts = names["parts"]
     assert isinstance(parts, dict)
     assert set(parts) == {("a", 0), ("b", 0), ("b", 1)}
+
+
+def test_the_table_has_every_keyword() -> None:
+    from engine.loading import RunnerOptions, load_engine
+
+    table = PAGE.read_text().split("## ")[0]
+    named = {
+        name
+        for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    taken = set(inspect.signature(load_engine).parameters) - {"model", "options"}
+    assert named == taken | set(RunnerOptions.__annotations__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,6 +130,7 @@ def worker(
 ) -> None:
     """Run the model and answer a queue's jobs until told to stop."""
     level = parse_level(log_level)
+    from engine.limits import Given, check, check_context
     from worker.parent import WorkerSettings
     from worker.serve import serve
 
@@ -150,6 +152,9 @@ def worker(
         "admission": admission,
         "compile": compile,
     }
+    limits = Given(**{field.name: given[field.name] for field in fields(Given)})
+    check(limits)
+    check_context(limits)
     settings = WorkerSettings(
         model=_local(model),
         options={name: value for name, value in given.items() if value is not None},

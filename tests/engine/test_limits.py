@@ -10,7 +10,7 @@ from hypothesis import given as sampled
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from engine.limits import Given, Ground, check, readable, resolve
+from engine.limits import Given, Ground, check, check_context, readable, resolve
 from protocol import MillstreamError, ModelUnavailable, OptionRefused
 
 MIB = 1 << 20
@@ -102,7 +102,7 @@ def test_what_is_not_given_is_fitted_to_what_is(asked: dict[str, Any], fitted: d
 )
 def test_a_contradiction_is_refused_before_a_model_is_loaded(asked: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionRefused) as refused:
-        check(Given(**asked))
+        check_both(Given(**asked))
     assert str(refused.value) == said
 
 
@@ -184,6 +184,17 @@ def test_what_the_model_or_the_memory_does_not_allow(
     assert str(refused.value) == said
 
 
+def test_a_context_beyond_the_pool_is_the_worker_s_to_refuse() -> None:
+    """An engine in one's own process works, with a warning (case D01)."""
+    asked = Given(max_model_len=128, block_size=8, num_kv_blocks=8)
+    check(asked)
+    assert resolve(asked, ground()).max_model_len == 128
+    with pytest.raises(
+        OptionRefused, match=r"64 tokens in 8 blocks .*: give num_kv_blocks 16, or max_model_len 64"
+    ):
+        check_context(asked)
+
+
 def test_no_memory_at_all() -> None:
     with pytest.raises(ModelUnavailable, match=r"32 tokens take 1.4 MiB and 1000 bytes are free"):
         resolve(Given(), ground(free=1000))
@@ -233,10 +244,15 @@ GROUND = st.builds(
 )
 
 
+def check_both(asked: Given) -> None:
+    check(asked)
+    check_context(asked)
+
+
 def proposed(asked: Given, there: Ground | None = None) -> list[Given]:
     """What is proposed in place of a refused choice of options; nothing if it is not refused."""
     try:
-        check(asked) if there is None else sound(asked, there)
+        check_both(asked) if there is None else sound(asked, there)
     except OptionRefused as refused:
         ways = [replace(asked, **way) for way in refused.ways]  # type: ignore[arg-type]
         return ways or pytest.fail(f"nothing is proposed: {refused}")
@@ -247,12 +263,14 @@ def proposed(asked: Given, there: Ground | None = None) -> list[Given]:
 @sampled(GIVEN)
 def test_what_is_proposed_before_loading_is_accepted(asked: Given) -> None:
     for way in proposed(asked):
-        check(way)
+        check_both(way)
 
 
 @settings(max_examples=150, deadline=None)
 @sampled(GIVEN, GROUND)
 def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given, there: Ground) -> None:
+    if proposed(asked):
+        return
     if there.free < 32 * there.token_bytes:
         with pytest.raises(MillstreamError):
             resolve(asked, there)
@@ -263,8 +281,8 @@ def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given
 
 def sound(asked: Given, there: Ground) -> None:
     """Resolve, and look at what comes out."""
+    check_both(asked)
     limits = resolve(asked, there)
-    check(asked)
     assert limits.max_num_batched_tokens >= limits.max_num_seqs >= 1
     assert limits.num_kv_blocks >= limits.max_num_seqs, "a block for each slot"
     assert limits.num_kv_blocks * limits.block_size >= limits.max_model_len, "room for the longest sequence"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from engine.attention import NAME
 from engine.loading import load_engine, load_runner
 from engine.probe import context_length, probe
 from engine.source import find
-from protocol import Job, ModelUnavailable
+from protocol import Job, ModelUnavailable, SamplingParams
 from tests.models import tiny_config
 
 ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -94,17 +97,66 @@ def test_no_such_model_is_one_line(
     [
         ({"dtype": "int3"}, "no dtype 'int3': give auto, float32"),
         ({"device": "abacus"}, "no device 'abacus'"),
-        ({"max_model_len": 9999}, "--max-model-len is 9999.*at most 256"),
-        ({"max_model_len": 0}, "--max-model-len is 0"),
-        ({"kv_memory": 1000}, "not enough KV memory for one sequence of 256 tokens.*--kv-memory is"),
-        ({"num_kv_blocks": 1 << 40, "max_num_seqs": 1 << 40}, "GiB are free"),
+        ({"max_model_len": 9999}, "max_model_len 9999 .*at most 256 tokens: give max_model_len 256"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"admission": "worst-fit"}, "'worst-fit' is unknown: choose one of first-fit"),
+        ({"kv_memory": 1000}, r"not enough KV memory: kv_memory 1000 .*: give kv_memory \d+$"),
+        ({"num_kv_blocks": 1 << 40, "max_num_seqs": 1 << 40}, r"GiB are free: give num_kv_blocks \d+ and"),
+        ({"num_kv_blocks": 8, "max_num_seqs": 128}, r"one block for each of 128 slots \(max_num_seqs\)"),
     ],
     ids=str,
 )
 def test_what_cannot_be_had_is_one_line(tiny_model_dir: Path, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelUnavailable, match=said) as caught:
+    with pytest.raises((ModelUnavailable, ValueError), match=said) as caught:
         load_engine(str(tiny_model_dir), **{**ON_CPU, **options})
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_given_is_fitted_to_a_small_pool(
+    tiny_model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Case D01 with the context left to us: a prompt of 80 tokens, 8 blocks of 8."""
+    with caplog.at_level(logging.WARNING, logger="engine.loading"):
+        engine = load_engine(str(tiny_model_dir), block_size=8, num_kv_blocks=8, **ON_CPU)
+    assert engine.max_num_seqs == 8
+    (said,) = [record.message for record in caplog.records if record.name == "engine.loading"]
+    assert said == "the KV pool holds 64 tokens: max_model_len is that, and the model could take 256"
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=8)
+    big, small = engine.generate([list(range(3, 83)), [40, 41, 42]], params)
+    assert big.error is not None
+    assert "80" in big.error.message
+    assert "64" in big.error.message
+    assert len(small.choices[0].token_ids) == 8
+
+
+def test_the_log_tells_where_a_start_spends_its_time(
+    tiny_model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="engine.loading"):
+        load_runner(str(tiny_model_dir), **ON_CPU)
+    said = caplog.records[-1].message
+    parts = re.search(
+        r"in ([\d.]+) s \(weights ([\d.]+), packing ([\d.]+), warm-up ([\d.]+), compiling ([\d.]+)\)", said
+    )
+    assert parts is not None, said
+    whole, *each = map(float, parts.groups())
+    assert sum(each) <= whole + 0.2
+
+
+@pytest.mark.long
+def test_the_kernels_of_a_start_are_found_on_disk_by_the_next(tiny_model_dir: Path) -> None:
+    """Numba keeps what it has compiled: the first start here, or one before it, has left it there."""
+    load_runner(str(tiny_model_dir), **ON_CPU)
+    code = (
+        "import sys; from engine.compilation import compile_clock; import numba\n"
+        "from engine.loading import load_runner\n"
+        "with compile_clock() as clock: load_runner(sys.argv[1], dtype='float32', device='cpu')\n"
+        "print(clock.seconds)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_model_dir)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout.splitlines()[-1]) == 0.0, done.stdout
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -118,9 +170,7 @@ def test_a_model_whose_positions_depend_on_the_batch_is_held_to_its_first_range(
     model_class = getattr(transformers, f"{name}ForCausalLM")
     config = tiny_config(rope_parameters=rope, original_max_position_embeddings=100)
     model = model_class(model_class.config_class(**config))
-    assert context_length(model, None) == 100
-    with pytest.raises(ModelUnavailable, match="at most 100"):
-        context_length(model, 256)
+    assert context_length(model) == 100
 
 
 @pytest.mark.parametrize(
