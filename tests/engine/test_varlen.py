@@ -1,4 +1,4 @@
-"""What the GPU backend tells torch's kernel, by a stand-in that computes from the same arguments. No kernel runs here."""
+"""What the GPU backend tells torch's kernel: a stand-in computes from the same arguments. No kernel runs here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 from engine.attention import choose_backend
 from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend, find_varlen, fits
+from engine.kv_store import KVShape, KVStore
 from protocol import ModelUnavailable
 from tests.engine.test_attention import DECODES, HEADS, MIXED, Case, make_case, run, written_out
 from tests.engine.varlen_by_hand import varlen_by_hand
@@ -64,6 +65,18 @@ def test_new_keys_and_values_lie_in_pages_of_whole_tokens() -> None:
         for position in range(len(keys)):
             block, offset = case.batch.block_tables[index, position // 8], position % 8
             assert torch.equal(case.call.key_blocks.transpose(1, 2)[block, offset], keys[position])
+
+
+def test_the_store_keeps_whole_tokens_together_and_one_block_to_itself() -> None:
+    shape = KVShape(((2, 16, 16),), torch.bfloat16, 4, token_major=True)
+    store = KVStore(shape, 3, torch.device("cpu"), spare=1)
+    assert store.num_blocks == 3
+    for part in store.layers[0]:
+        assert part.shape == (4, 2, 4, 16)
+        assert part.transpose(1, 2).is_contiguous()
+        part.copy_(torch.arange(4.0)[:, None, None, None])
+    store.copy([(1, 0)])
+    assert [part[:, 0, 0, 0].tolist() for part in store.layers[0]] == [[1, 1, 2, 3]] * 2
 
 
 def test_lone_rows_share_the_keys_of_their_query_heads() -> None:
