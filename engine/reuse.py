@@ -90,8 +90,11 @@ class Reuse:
         for prefix in self._promised(sequence):
             prefix.num_computing -= 1
         sequence.num_promised = 0
-        sequence.wanting = True
-        self._blocks.want(sequence.path)
+        if sequence.wants_prompt_logits:  # it computes all of its prompt again
+            self._prefixes.release(sequence.path)
+        else:
+            sequence.wanting = True
+            self._blocks.want(sequence.path)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence is gone, whatever it was doing."""

@@ -1,7 +1,7 @@
 """The choices that are not over.
 
-add ---> waiting <--> running ---> last token drawn ---> its text told         a row of the table a choice
-         '----- in the scheduler ----'  `left`             `gone`
+add --> waits <--> runs --> its last token is drawn --> its end is told
+        '- in the scheduler -'  `left`                  `gone`
 """
 
 from __future__ import annotations

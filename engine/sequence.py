@@ -93,8 +93,8 @@ class Sequence:
     def expect_token(self) -> None:
         """Its next token is being drawn: a 0 stands for it until it is read.
 
-        One step may be planned meanwhile that computes it, and `Scheduler.computed` is told of that step afterwards: no
-        block is ever known by a token that has not been read.
+        One step may be planned meanwhile that computes it, and `Scheduler.computed` is told of that step afterwards:
+        no block is ever known by a token that has not been read.
         """
         self.token_ids.append(0)
 
