@@ -121,7 +121,7 @@ def worker(
         bool | None,
         typer.Option(
             "--compile/--eager",
-            help="Compile the layers, with a C++ compiler. [default: no]",
+            help="Compile the layers, with a C++ compiler; --eager also records no CUDA graphs. [default: no]",
             rich_help_panel=ENGINE,
         ),
     ] = None,
