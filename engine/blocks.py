@@ -114,17 +114,19 @@ class BlockPool:
         """A sequence near the head of the line has this path: what is idle of it outlives what nobody waits for."""
         for prefix in path:
             prefix.num_waiting += 1
-            if prefix.num_waiting == 1 and prefix.block in self._unwanted:
-                del self._unwanted[prefix.block]
-                self._wanted[prefix.block] = None
+            block = prefix.block
+            if block is not None and prefix.num_waiting == 1 and not self._owners[block]:
+                del self._unwanted[block]
+                self._wanted[block] = None
 
     def unwant(self, path: Sequence[Prefix]) -> None:
         """That sequence waits no more."""
         for prefix in reversed(path):
             prefix.num_waiting -= 1
-            if not prefix.num_waiting and prefix.block in self._wanted:
-                del self._wanted[prefix.block]
-                self._unwanted[prefix.block] = None
+            block = prefix.block
+            if block is not None and not prefix.num_waiting and not self._owners[block]:
+                del self._wanted[block]
+                self._unwanted[block] = None
 
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
         """Check that every block is free, idle, or in as many block tables as it has owners.

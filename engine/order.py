@@ -22,14 +22,15 @@ class Order:
 
     def __init__(self, reuse: Reuse, lengths: OutputLengths) -> None:
         self._reuse = reuse
+        self._cached = reuse.num_cached
         self._lengths = lengths
 
     def __call__(self, window: list[Sequence], near_end: bool) -> list[Sequence]:
         """Put a window in order; those that wait for a prefix are left out."""
         ready = self._ready(window)
         if near_end:
-            return sorted(ready, key=lambda one: (one.priority, -self._expected(one)))
-        return sorted(ready, key=lambda one: (one.priority, -self._reuse.num_cached(one)))
+            return sorted(ready, key=lambda one: (one.priority, -self._expected(one), -self._cached(one)))
+        return sorted(ready, key=lambda one: (one.priority, -self._cached(one)))
 
     def _ready(self, window: list[Sequence]) -> list[Sequence]:
         """Without those for whom a prefix is being computed; nobody of a lower priority enters meanwhile."""

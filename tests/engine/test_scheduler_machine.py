@@ -246,7 +246,7 @@ def check(**profile: Any) -> None:
 
 
 def test_whatever_happens_nothing_is_lost_shared_wrongly_or_starved() -> None:
-    check(max_examples=60, stateful_step_count=25)
+    check(max_examples=100, stateful_step_count=25)
 
 
 @pytest.mark.long
