@@ -23,7 +23,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "not run: no GPU\n"
 
 
-@pytest.mark.parametrize("part", ["tokens", "nano-vllm", "llama-8b"])
+@pytest.mark.parametrize("part", ["tokens", "nano-vllm", pytest.param("llama-8b", marks=pytest.mark.long)])
 def test_a_part_runs_on_a_cpu(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main(["--inside", part, "--cpu-rehearsal"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
@@ -63,6 +63,7 @@ def test_a_part_that_fails_hides_no_other(
     assert "llama-8b-transformers" in shown
 
 
+@pytest.mark.long
 def test_wrong_tokens_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(_: object, call: gpu_parts.Any) -> torch.Tensor:
         return torch.zeros_like(call.query)
