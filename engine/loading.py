@@ -17,6 +17,7 @@ from engine.attention.varlen import VarlenBackend
 from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
 from engine.grammar import Grammars
+from engine.int8_linear import parse_quantization, with_int8_linears
 from engine.interface import Chunk
 from engine.kv_store import KVShape, KVStore, free_memory, share_and_cap
 from engine.limits import Given, Ground, Limits, check, resolve
@@ -55,6 +56,7 @@ class RunnerOptions(TypedDict, total=False):
     num_kv_blocks: int | None
     kv_memory: int | None
     kv_dtype: str
+    quantization: str
     compile: bool | None
     revision: str | None
     trust_remote_code: bool
@@ -73,6 +75,7 @@ def load_runner(
     num_kv_blocks: int | None = None,
     kv_memory: int | None = None,
     kv_dtype: str = "auto",
+    quantization: str = "none",
     compile: bool | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -92,6 +95,7 @@ def load_runner(
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
         kv_dtype: `auto` (the model's), `float32`, `bfloat16`, `float16`, `int8` or `fp8`.
+        quantization: `int8`: linear layers in int8, on a CPU and not compiled; `none`: as the checkpoint has them.
         compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`. False also leaves a GPU's decode
             steps unrecorded: it starts at once.
         revision: branch, tag or commit of a hub id; None: its main branch.
@@ -104,6 +108,7 @@ def load_runner(
     """
     began = time.monotonic()
     kv_asked = parse_kv_dtype(kv_dtype)
+    int8 = parse_quantization(quantization, compile)
     weights = (
         model
         if isinstance(model, Weights)
@@ -143,10 +148,13 @@ def load_runner(
     for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
         attention.bind(layer, key_blocks, value_blocks)
 
-    compiled = compile_layers(net, layers) if (COMPILE_BY_DEFAULT if compile is None else compile) else False
+    wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
+    compiled = compile_layers(net, layers) if wanted else False
     runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
     with compile_clock() as clock:
         with _part(parts, "packing", clock):
+            if int8:
+                weights = with_int8_linears(weights, one_pass(runner))
             if not compiled:  # a compiled graph takes no packed weights
                 pack_linears(net, one_pass(runner))
         with _part(parts, "warm-up", clock):

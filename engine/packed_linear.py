@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,33 +34,58 @@ class PackedLinear(nn.Module):
         self.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _ROWS)
 
+    @staticmethod
+    def takes(linear: nn.Linear) -> bool:
+        """Whether oneDNN has a layout for it here."""
+        if linear.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
+        dtype = linear.weight.dtype
+        return dtype == torch.float32 or (
+            dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
 
 
-def pack_linears(model: nn.Module, run: Callable[[], Any]) -> int:
-    """Replace the linear layers of a model by packed ones.
+class LinearKind(Protocol):
+    """A module that does a linear layer's work."""
+
+    def takes(self, linear: nn.Linear) -> bool:
+        """Whether a layer can be replaced by one of this kind."""
+        ...
+
+    def __call__(self, linear: nn.Linear) -> nn.Module:
+        """What takes its place."""
+        ...
+
+
+def pack_linears(model: nn.Module, run: Callable[[], Any], kind: LinearKind = PackedLinear) -> int:
+    """Replace the linear layers of a model by packed ones; those that the kind does not take stay as they are.
 
     Args:
-        model: in evaluation mode, on a CPU; elsewhere nothing is done.
-        run: calls the model once. Only layers that it calls are packed: a module may also take a layer's weight and
+        model: in evaluation mode.
+        kind: `PackedLinear`, or `Int8Linear`.
+        run: calls the model once. Only layers that it calls are replaced: a module may also take a layer's weight and
             compute with that.
 
     Returns:
-        How many were packed. Weights that nothing else holds (an embedding may be tied to one) are given up.
+        How many were replaced. Weights that nothing else holds (an embedding may be tied to one) are given up.
     """
     called = _called(model, run)
     holders = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    names = [name for name, module in model.named_modules() if id(module) in called and _can_pack(module)]
-    for name in names:
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)
-        model.set_submodule(name, PackedLinear(linear))
+    linears = [
+        (name, module)
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and id(module) in called and kind.takes(module)
+    ]
+    for name, linear in linears:
+        model.set_submodule(name, kind(linear))
         if holders[id(linear.weight)] == 1:
             linear.weight.data = linear.weight.data.new_empty(0)
-    return len(names)
+    return len(linears)
 
 
 def _called(model: nn.Module, run: Callable[[], Any]) -> set[int]:
@@ -76,14 +101,3 @@ def _called(model: nn.Module, run: Callable[[], Any]) -> set[int]:
         for hook in hooks:
             hook.remove()
     return called
-
-
-def _can_pack(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or module.weight.device.type != "cpu":
-        return False
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    dtype = module.weight.dtype
-    return dtype == torch.float32 or (
-        dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )

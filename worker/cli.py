@@ -110,6 +110,13 @@ def worker(
             rich_help_panel=ENGINE,
         ),
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="none | int8: linear layers in int8, on a CPU; answers change [default: none]",
+            rich_help_panel=ENGINE,
+        ),
+    ] = None,
     admission: Annotated[
         str | None,
         typer.Option(
@@ -149,6 +156,7 @@ def worker(
         "num_kv_blocks": num_kv_blocks,
         "kv_memory": parse_bytes(kv_memory) if kv_memory is not None else None,
         "kv_dtype": kv_dtype,
+        "quantization": quantization,
         "admission": admission,
         "compile": compile,
     }

@@ -26,6 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
         "max_num_batched_tokens",
         "max_num_seqs",
         "max_step_ms",
+        "quantization",
     ],
 )
 def test_the_help_shows_the_defaults_of_the_page(keyword: str) -> None:
