@@ -1,0 +1,49 @@
+"""The figures of the accuracy report, against distributions whose figures are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from bench.accuracy import OPTIONS, Sums
+from engine.attention.kv_dtype import KV_DTYPES, parse_kv_dtype
+from engine.int8_linear import parse_quantization
+
+P = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]])
+
+
+def figures(q: torch.Tensor, answers: list[int]) -> dict[str, float]:
+    sums = Sums()
+    for row, answer in zip(range(len(P)), answers, strict=True):
+        # Logits are known up to a constant.
+        sums.add(P[row : row + 1].log(), q[row : row + 1].log() + 3, [answer])
+    return sums.to_dict()
+
+
+def test_the_reference_against_itself() -> None:
+    assert figures(P, [0, 1, 0]) == {
+        "tokens": 3,
+        "agreement": 1.0,
+        "kl": pytest.approx(0, abs=1e-6),
+        "perplexity": pytest.approx((0.5 * 0.8 * 0.25) ** (-1 / 3)),
+    }
+
+
+def test_another_distribution() -> None:
+    q = torch.tensor([[0.25, 0.5, 0.25], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]])
+    found = figures(q, [0, 1, 2])
+    assert found["agreement"] == pytest.approx(2 / 3)
+    assert found["kl"] == pytest.approx((0.5 * math.log(2) + 0.25 * math.log(0.5)) / 3)
+    assert found["perplexity"] == pytest.approx((0.25 * 0.8 * 0.5) ** (-1 / 3))
+
+
+def test_every_option_of_the_engine_is_measured() -> None:
+    named = {(key, value) for option in OPTIONS.values() for key, value in option.items()}
+    assert {value for key, value in named if key == "kv_dtype"} == set(KV_DTYPES) - {"float32"}
+    for key, value in named:
+        if key == "kv_dtype":
+            parse_kv_dtype(value)
+        elif key == "quantization":
+            assert parse_quantization(value, compile=None)
