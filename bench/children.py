@@ -45,11 +45,12 @@ class Model:
 
     def weights(self, form: str) -> Path:
         """The weights in the form that an engine reads."""
+        from bench.bf16 import in_bfloat16
         from bench.gguf16 import in_16_bits
 
-        if form == "unpacked":
-            return self.folder
-        return in_16_bits(self.path) if form == "gguf16" and self.path.suffix == ".gguf" else self.path
+        if self.path.suffix != ".gguf" or form == "given":
+            return self.path
+        return in_bfloat16(self.folder) if form == "checkpoint" else in_16_bits(self.path)
 
     def tokenizer(self) -> Any:
         from transformers import AutoTokenizer

