@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from bench.workload import Row, default_model, distinct_tokens, load, shared_prefix
 from engine.blocks import BlockPool
 from engine.interface import Request
+from engine.limits import BLOCK_SIZE
 from engine.scheduler import Scheduler
 from engine.slots import POLICIES, SlotAllocator
 from protocol import SamplingParams
 
 SHARES = (1.0, 0.6, 0.3, 0.15)
-BLOCK_SIZE = 16
 CONTEXT = 2048
 DOCUMENTS, QUESTIONS = 60, 8
 

@@ -5,7 +5,7 @@
         [num_blocks, kv_heads, block_size, stored_dim(head_dim)]        see engine/attention/kv_dtype.py
                                                                         and engine/attention/kv_layout.py
 
-One head's block lies in one piece (8 KB for 32 tokens of 64 fp32 numbers): blocks in any order then read as
+One head's block lies in one piece (4 KB for 16 tokens of 64 fp32 numbers): blocks in any order then read as
 fast as contiguous memory, so paging costs nothing.
 """
 

@@ -91,7 +91,12 @@ def worker(
         ),
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a KV block holds. [default: 32]", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens a KV block holds; with FlashAttention 2, on a GPU, multiples of 256. [default: 16]",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     num_kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks. [default: by free memory]", rich_help_panel=ENGINE)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.limits import BLOCK_SIZE
 from protocol import ModelUnavailable
-
-BLOCK_SIZE = 32
-"""Tokens of a block where the backend leaves the choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from hypothesis import given as sampled
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from engine.limits import Given, Ground, check, check_context, readable, resolve
+from engine.attention.kv_layout import KVLayout
+from engine.limits import Given, Ground, Limits, check, check_context, readable, resolve
 from protocol import MillstreamError, ModelUnavailable, OptionRefused
 
 MIB = 1 << 20
@@ -21,7 +22,15 @@ BLOCK = 32 * TOKEN
 
 def ground(**changes: Any) -> Ground:
     return Ground(
-        **{"context": 1024, "token_bytes": TOKEN, "free": 1000 * MIB, "share": 0.5, "cap": None, **changes}
+        **{
+            "context": 1024,
+            "token_bytes": TOKEN,
+            "free": 1000 * MIB,
+            "share": 0.5,
+            "cap": None,
+            "usual_block_size": 32,
+            **changes,
+        }
     )
 
 
@@ -81,8 +90,8 @@ def test_what_is_not_given_is_fitted_to_what_is(asked: dict[str, Any], fitted: d
         ),
         (
             {"max_model_len": 300, "num_kv_blocks": 8},
-            "max_model_len 300 is more than the KV pool holds: 256 tokens in 8 blocks (num_kv_blocks) of 32 "
-            "(block_size): give num_kv_blocks 10, or max_model_len 256",
+            "max_model_len 300 is more than the KV pool holds: 128 tokens in 8 blocks (num_kv_blocks) of 16 "
+            "(block_size): give num_kv_blocks 19, or max_model_len 128",
         ),
         (
             {"max_model_len": 16, "block_size": 64},
@@ -200,6 +209,13 @@ def test_no_memory_at_all() -> None:
         resolve(Given(), ground(free=1000))
 
 
+def test_blocks_of_16_tokens_where_nobody_says() -> None:
+    told = Ground(context=1024, token_bytes=TOKEN, free=1000 * MIB, share=0.5)
+    assert resolve(Given(num_kv_blocks=8), told) == Limits(8, 512, 128, 16, 8)
+    assert KVLayout().block_size(None, "any") == 16
+    assert KVLayout(block_multiple=256).block_size(None, "any") == 256
+
+
 def test_flags_for_a_command_line() -> None:
     with pytest.raises(OptionRefused) as refused:
         check(Given(num_kv_blocks=8, max_num_seqs=128))
@@ -271,7 +287,7 @@ def test_what_is_proposed_before_loading_is_accepted(asked: Given) -> None:
 def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given, there: Ground) -> None:
     if proposed(asked):
         return
-    if there.free < 32 * there.token_bytes:
+    if there.free < there.usual_block_size * there.token_bytes:
         with pytest.raises(MillstreamError):
             resolve(asked, there)
     else:
