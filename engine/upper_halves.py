@@ -6,12 +6,12 @@ products are the same without them:
     float32    s eeeeeeee mmmmmmm 0000000000000000
     kept       s eeeeeeee mmmmmmm                     widened in a register: a shift, no rounding
 
-A step of a few rows is bound by reading weights. All linears and the head of SmolLM2-135M, one thread of two Zen 3
-cores, CPU ms a step (bench/NOTES.md):
+A step of a few rows is bound by reading weights. All linears and the head of SmolLM2-135M, two threads on two Zen 3
+cores, quiet, ms a step (bench/NOTES.md):
 
-    rows                1    2    4    8   32
-    float32, packed    86  104  131  134  236
-    upper halves       31   43   46   63  269
+    rows                1    2    4    6    8   12   16   24   32
+    float32, packed    54   58   67   71   76   83   93  106  131
+    upper halves       26   28   30   38   42   59   78  115  151
 
 More rows are bound by arithmetic and go to oneDNN, so both layouts are kept: half as much memory again.
 """
