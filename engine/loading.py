@@ -150,18 +150,16 @@ def load_runner(
         attention.bind(layer, key_blocks, value_blocks)
 
     wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
-    compiled = compile_layers(net, layers) if wanted else False
     runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
-    with compile_clock() as clock:
-        with _part(parts, "packing", clock):
-            if int8:
-                weights = with_int8_linears(weights, one_pass(runner))
-            if not compiled:  # a compiled graph takes no packed weights
-                room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
-                pack_linears(net, one_pass(runner), linear_kind(net, room))
-        with _part(parts, "warm-up", clock):
-            warm_up(runner)
-    parts["compiling"] = clock.seconds
+    with compile_clock() as packing, _part(parts, "packing", packing):
+        if int8:
+            weights = with_int8_linears(weights, one_pass(runner))
+        room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
+        pack_linears(net, one_pass(runner), linear_kind(net, room))
+    compiled = compile_layers(net, layers) if wanted else False
+    with compile_clock() as warming, _part(parts, "warm-up", warming):
+        warm_up(runner)
+    parts["compiling"] = packing.seconds + warming.seconds
     graphs = (
         "no CUDA graphs" if recordable is None else record_decodes(runner, recordable, limits.max_num_seqs)
     )

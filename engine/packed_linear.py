@@ -12,6 +12,8 @@ One layout serves every number of rows.
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,8 +25,15 @@ _ROWS = 32
 """The number of rows that oneDNN chooses the layout for."""
 
 
+_handles = itertools.count(1)
+_layers: weakref.WeakValueDictionary[int, PackedLinear] = weakref.WeakValueDictionary()
+"""Compiled code takes no weight in oneDNN's layout, so it calls an op that finds the layer by number."""
+
+
 class PackedLinear(nn.Module):
     """A linear layer that holds its weight in oneDNN's layout alone."""
+
+    handle: torch.Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -33,6 +42,10 @@ class PackedLinear(nn.Module):
         # Modules that ask for the weight's dtype or device get them; one that computes with it fails.
         self.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _ROWS)
+        handle = next(_handles)
+        _layers[handle] = self
+        # A tensor, so that it is an input of the graph: one graph then serves all layers.
+        self.register_buffer("handle", torch.tensor(handle), persistent=False)
 
     @staticmethod
     def takes(linear: nn.Linear) -> bool:
@@ -46,8 +59,29 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in_features]` to `[..., out_features]`."""
+        if torch.compiler.is_compiling():
+            out: torch.Tensor = torch.ops.millstream.packed_linear(x, self.handle, self.out_features)
+            return out
+        return self.multiply(x)
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """The work of `forward`, hidden from compilers."""
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return out
+
+
+def _packed_linear(x: torch.Tensor, handle: torch.Tensor, _: int) -> torch.Tensor:
+    return _layers[int(handle)].multiply(x)
+
+
+def _packed_linear_shape(x: torch.Tensor, _: torch.Tensor, out_features: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], out_features)
+
+
+_library: Any = torch.library.Library("millstream", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("packed_linear(Tensor x, Tensor handle, int out_features) -> Tensor")
+_library.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("millstream::packed_linear", _packed_linear_shape, lib=_library)
 
 
 class LinearKind(Protocol):

@@ -40,10 +40,10 @@ class HalvedLinear(PackedLinear):
         super().__init__(linear)
         self._halves = linear.weight.data.to(torch.bfloat16) if is_bfloat16(linear.weight.data) else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., in_features]` to `[..., out_features]`."""
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """See `PackedLinear.multiply`."""
         if self._halves is None or x.numel() > FEW_ROWS * self.in_features:
-            return super().forward(x)
+            return super().multiply(x)
         out = x.new_empty(*x.shape[:-1], self.out_features)
         _multiply(
             x.reshape(-1, self.in_features).contiguous().numpy(),

@@ -19,6 +19,11 @@ from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.interface import Chunk
 from engine.loading import load_runner
 from engine.model_runner import ModelRunner
+from engine.packed_linear import PackedLinear
+
+
+def is_packed(module: nn.Module) -> bool:
+    return isinstance(module, PackedLinear)
 
 
 def steps(runner: ModelRunner) -> list[torch.Tensor]:
@@ -80,7 +85,9 @@ def test_compiled_is_eager(tiny_model_dir: Path) -> None:
     expected = steps(eager)
     counters.clear()
     with compile_clock() as clock:
-        compiled = load_runner(str(tiny_model_dir), dtype="float32", device="cpu", compile=True).runner
+        loaded = load_runner(str(tiny_model_dir), dtype="float32", device="cpu", compile=True)
+    compiled, linears = loaded.runner, [*filter(is_packed, loaded.weights.model.modules())]
+    assert linears, "compiled layers have packed weights too"
     assert clock.seconds > 0
     graphs = counters["stats"]["unique_graphs"]
     for got, want in zip(steps(compiled), expected, strict=True):
