@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from engine.interface import EngineStats, StepSeconds
+from engine.interface import EngineStats, Runner, StepSeconds
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -40,12 +40,12 @@ class Counters:
         self._kv_tokens_allocated += blocks.num_used * blocks.block_size
         self._kv_tokens_unused += room * blocks.block_size - used
 
-    def stats(self, scheduler: Scheduler, num_padding_rows: int, seconds: StepSeconds) -> EngineStats:
+    def stats(self, scheduler: Scheduler, runner: Runner, seconds: StepSeconds) -> EngineStats:
         """Everything together.
 
         Args:
             scheduler: the engine's.
-            num_padding_rows: the runner's own.
+            runner: has its own padding, and graphs.
             seconds: where the time went.
         """
         blocks = scheduler.blocks
@@ -62,7 +62,8 @@ class Counters:
             output_tokens=self.output_tokens,
             preemptions=scheduler.num_preemptions,
             recomputed_tokens=scheduler.num_recomputed_tokens,
-            padding_rows=self.padding_rows + num_padding_rows,
+            padding_rows=self.padding_rows + runner.num_padding_rows,
+            graph_steps=runner.num_replays,
             evictions=blocks.num_evictions,
             kv_tokens_allocated=self._kv_tokens_allocated,
             kv_tokens_unused=self._kv_tokens_unused,

@@ -241,6 +241,7 @@ class DryRunEngine:
             preemptions=0,
             recomputed_tokens=0,
             padding_rows=0,
+            graph_steps=0,
             evictions=0,
             kv_tokens_allocated=0,
             kv_tokens_unused=0,

@@ -131,6 +131,8 @@ class EngineStats:
     padding_rows: int
     """Rows computed that were no token of anybody: what fills up a CUDA graph's batch, and rows of a step that was
     launched before it was known that their sequence had ended."""
+    graph_steps: int
+    """Steps that were a recorded CUDA graph's: their share is this over `steps`."""
     evictions: int
     """Blocks whose cached prefix was given up for room."""
     kv_tokens_allocated: int
@@ -244,6 +246,11 @@ class Runner(Protocol):
     @property
     def num_padding_rows(self) -> int:
         """Rows computed so far that belonged to no token, such as those that fill up a CUDA graph's batch."""
+        ...
+
+    @property
+    def num_replays(self) -> int:
+        """Steps so far that were a recorded CUDA graph's."""
         ...
 
     def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:

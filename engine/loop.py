@@ -114,7 +114,7 @@ class Loop:
         return bool(dropped)
 
     def stats(self) -> EngineStats:
-        return self._counters.stats(self._scheduler, self._runner.num_padding_rows, self._watch.total())
+        return self._counters.stats(self._scheduler, self._runner, self._watch.total())
 
     def _launch(self, plan: Plan) -> _Launched:
         """Start a forward pass."""

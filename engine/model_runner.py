@@ -51,14 +51,14 @@ class ModelRunner:
         return self._graphs.num_padding_rows if self._graphs else 0
 
     @property
+    def num_replays(self) -> int:
+        """See `Runner.num_replays`."""
+        return self._graphs.num_replays if self._graphs else 0
+
+    @property
     def kv_token_bytes(self) -> int:
         """Bytes of one token's keys and values, all layers."""
         return self._kv.shape.block_bytes // self.block_size
-
-    @property
-    def num_replays(self) -> int:
-        """Steps that were a CUDA graph's."""
-        return self._graphs.num_replays if self._graphs else 0
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:

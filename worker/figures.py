@@ -36,7 +36,8 @@ class Figures:
         Returns:
             Of the last `WINDOW_S` seconds: `tokens_per_s`; `preemptions`; `slots_used`, of slots; `kv_used`, of the
             pool, now; `kv_unused`, tokens that blocks in use could hold and do not; `cached`, of prompt tokens;
-            `computed_twice`, of tokens computed; `padding`, of rows computed; `step_ms`, and of that the parts.
+            `computed_twice`, of tokens computed; `padding`, of rows computed; `graphs`, CUDA
+            graphs, of steps; `step_ms`, and of that the parts.
         """
         now = time.monotonic()
         recent = [mark for mark in self._marks if now - mark[0] <= WINDOW_S]
@@ -54,6 +55,7 @@ class Figures:
             "cached": (grown["cached_tokens"], grown["cached_tokens"] + grown["prompt_tokens"]),
             "computed_twice": (grown["recomputed_tokens"], rows),
             "padding": (grown["padding_rows"], rows + grown["padding_rows"]),
+            "graphs": (grown["graph_steps"], steps),
             "step_ms": (1000 * seconds, steps),
             "tokens_per_s": (grown["output_tokens"], ended - began),
         } | {part: (grown[part], seconds) for part in PARTS}

@@ -43,6 +43,7 @@ class PagedDouble:
 
     is_asynchronous = False
     num_padding_rows = 0
+    num_replays = 0
 
     def __init__(
         self,

@@ -382,7 +382,8 @@ def test_tokens_of_a_shared_block_are_not_unused() -> None:
     assert stats.cached_tokens == 16
 
 
-def test_the_runner_s_padding_counts() -> None:
+def test_the_runner_s_padding_and_graphs_count() -> None:
     runner = PagedDouble(hashed)
-    runner.num_padding_rows = 3
-    assert make_engine(runner).stats().padding_rows == 3
+    runner.num_padding_rows, runner.num_replays = 3, 7
+    stats = make_engine(runner).stats()
+    assert (stats.padding_rows, stats.graph_steps) == (3, 7)

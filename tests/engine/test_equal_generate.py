@@ -27,7 +27,8 @@ class EosMasked:
     def __init__(self, runner: Runner, eos: int = 2) -> None:
         self.vocab_size, self.max_model_len = runner.vocab_size, runner.max_model_len
         self.block_size, self.num_kv_blocks = runner.block_size, runner.num_kv_blocks
-        self.is_asynchronous, self.num_padding_rows = runner.is_asynchronous, runner.num_padding_rows
+        self.is_asynchronous = runner.is_asynchronous
+        self.num_padding_rows, self.num_replays = runner.num_padding_rows, runner.num_replays
         self._runner, self._eos = runner, eos
 
     def forward(self, chunks: Sequence[Chunk], drawn: torch.Tensor | None = None) -> torch.Tensor:
