@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from operator import add, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -72,21 +73,23 @@ def pack(
         device: where the batch is computed.
         drawn: int64 `[rows]` on `device`; tokens that are not known on the host are taken from it there.
     """
-    counts = np.array([len(chunk.token_ids) for chunk in chunks], np.int64)
-    starts = np.array([chunk.start for chunk in chunks], np.int64)
-    num_logits = np.array([chunk.num_logits for chunk in chunks], np.int64)
-    ends = counts.cumsum()
-    tokens = np.fromiter(chain.from_iterable(chunk.token_ids for chunk in chunks), np.int64, ends[-1])
-    positions = _runs(starts, counts)
-    tables = _tables(chunks, (starts + counts - 1) // block_size + 1)
-    slot_blocks = tables[np.repeat(np.arange(len(chunks)), counts), positions // block_size]
-    spans = list(map(Span._make, np.stack([ends - counts, counts, starts], axis=1).tolist()))
+    # Lists a chunk, arrays a token: on a few chunks a numpy call costs more than its work.
+    counts = [len(chunk.token_ids) for chunk in chunks]
+    starts = [chunk.start for chunk in chunks]
+    ends = list(accumulate(counts))
+    lengths = list(map(add, starts, counts))
+    spans = list(map(Span, map(sub, ends, counts), counts, starts))
+    tokens = np.fromiter(chain.from_iterable([chunk.token_ids for chunk in chunks]), np.int64, ends[-1])
+    positions = np.fromiter(chain.from_iterable(map(range, starts, lengths)), np.int64, ends[-1])
+    pages, offsets = np.divmod(positions, block_size)
+    tables = _tables(chunks, [(length - 1) // block_size + 1 for length in lengths])
+    slot_blocks = tables[np.repeat(np.arange(len(chunks)), counts), pages]
+    first_logits = map(sub, ends, [chunk.num_logits for chunk in chunks])
+    logit_rows = list(chain.from_iterable(map(range, first_logits, ends)))
 
     input_ids = to_device(tokens, device)
     unknown = [
-        (end - 1, chunk.follows)
-        for end, chunk in zip(ends.tolist(), chunks, strict=True)
-        if chunk.follows is not None
+        (end - 1, chunk.follows) for end, chunk in zip(ends, chunks, strict=True) if chunk.follows is not None
     ]
     if drawn is not None and unknown:
         rows, entries = to_device(np.array(unknown, np.int64).T.copy(), device)
@@ -95,9 +98,9 @@ def pack(
     return PackedBatch(
         input_ids=input_ids[None],
         position_ids=to_device(positions, device)[None],
-        logit_rows=to_device(_runs(ends - num_logits, num_logits), device),
+        logit_rows=to_device(np.array(logit_rows, np.int64), device),
         slot_blocks=to_device(slot_blocks.astype(np.int64), device),
-        slot_offsets=to_device(positions % block_size, device),
+        slot_offsets=to_device(offsets, device),
         spans=spans,
         block_tables=tables,
     )
@@ -109,15 +112,10 @@ def to_device(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torc
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _runs(firsts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Runs of numbers, one after the other: firsts [7, 0] and counts [1, 3] are [7, 0, 1, 2]."""
-    ends = counts.cumsum()
-    return np.arange(ends[-1]) + np.repeat(firsts - (ends - counts), counts)
-
-
-def _tables(chunks: Sequence[Chunk], widths: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def _tables(chunks: Sequence[Chunk], widths: list[int]) -> npt.NDArray[np.int32]:
     """Block tables, padded. One may run ahead of the tokens; only the blocks that hold some are copied."""
-    tables = np.zeros((len(chunks), widths.max()), np.int32)
-    held = (chunk.block_table[:width] for chunk, width in zip(chunks, widths.tolist(), strict=True))
-    tables[np.arange(tables.shape[1]) < widths[:, None]] = np.fromiter(chain.from_iterable(held), np.int32)
+    held = [chunk.block_table[:width] for chunk, width in zip(chunks, widths, strict=True)]
+    flat = np.fromiter(chain.from_iterable(held), np.int32, sum(widths))
+    tables = np.zeros((len(widths), max(widths)), np.int32)
+    tables[np.arange(tables.shape[1]) < np.array(widths)[:, None]] = flat
     return tables
