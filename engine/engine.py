@@ -19,6 +19,7 @@ from engine.blocks import BlockPool
 from engine.bulk import Prompt, generate
 from engine.choice import Choice, Tokens
 from engine.interface import Delta, EngineStats, Grammar, GrammarCompiler, PromptEncoder, Request, Runner
+from engine.limits import Given, check, slots_and_budget
 from engine.loop import Loop
 from engine.pace import Pace
 from engine.requests import build_request, check_model
@@ -53,8 +54,8 @@ class Engine:
         eos_token_ids: Iterable[int],
         *,
         grammars: GrammarCompiler | None = None,
-        max_num_seqs: int = 128,
-        max_num_batched_tokens: int = 512,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
         max_step_ms: float | None = None,
         admission: str = "first-fit",
         overlap: bool | None = None,
@@ -67,8 +68,9 @@ class Engine:
             fingerprint: the model's; a job that names another model is refused.
             eos_token_ids: any of them ends an output.
             grammars: compiles what `response_format` asks for; None: such jobs are refused.
-            max_num_seqs: sequences that run at once; cut to `max_num_batched_tokens`.
-            max_num_batched_tokens: tokens a step computes at most. More than 512 bought nothing on a CPU.
+            max_num_seqs: sequences that run at once; None: 128, fewer where blocks or tokens a step are fewer.
+            max_num_batched_tokens: tokens a step computes at most; None: 512, which more bought nothing over on a
+                CPU, or as many as there are slots.
             max_step_ms: milliseconds a step should take at most: prompts are computed in smaller chunks, and
                 nobody is admitted while the decodes alone take longer. None: no bound.
             admission: `first-fit`, `best-fit` or `priority`, see `engine.slots`.
@@ -76,20 +78,22 @@ class Engine:
                 the runner does not wait for its device, as on a GPU.
 
         Raises:
-            ValueError: no such admission policy, or a limit below 1.
+            OptionRefused: a limit below 1, or less than a token a step for each slot.
+            ValueError: no such admission policy.
         """
+        check(Given(max_num_seqs, max_num_batched_tokens, max_step_ms))
+        num_slots, budget = slots_and_budget(max_num_seqs, max_num_batched_tokens, runner.num_kv_blocks)
         self._runner = runner
         self._prompts = prompts
         self._grammars = grammars
         self._fingerprint = fingerprint
         self._tokens = Tokens(tokenizer, frozenset(eos_token_ids), runner.vocab_size)
         blocks = BlockPool(runner.num_kv_blocks, runner.block_size)
-        slots = SlotAllocator(min(max_num_seqs, max_num_batched_tokens), admission)
-        self._scheduler = Scheduler(blocks, slots, max_num_batched_tokens)
+        self._scheduler = Scheduler(blocks, SlotAllocator(num_slots, admission), budget)
         self._loop = Loop(
             runner,
             self._scheduler,
-            Pace(max_num_batched_tokens, max_step_ms),
+            Pace(budget, max_step_ms),
             overlap=runner.is_asynchronous if overlap is None else overlap,
         )
         self._ended: dict[str, list[Delta]] = {}

@@ -201,7 +201,7 @@ def check_shared_prefixes(rows: Any, block_size: int, tokens_of_room: int, budge
         prompt = [*(start * 30)[: length - 1], 100 + number % 2]
         requests.append(several(f"r{number}", [prompt], max_tokens, seed=number, n=n, temperature=1.0))
     runner = PagedDouble(flat, block_size=block_size, num_kv_blocks=-(-tokens_of_room // block_size))
-    engine = make_engine(runner, max_num_batched_tokens=budget, max_num_seqs=4)
+    engine = make_engine(runner, max_num_batched_tokens=budget, max_num_seqs=min(4, budget))
     whole = {
         new.id: run(make_engine(PagedDouble(flat, num_kv_blocks=100)), [new])[new.id] for new in requests
     }

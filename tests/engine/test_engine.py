@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from engine.interface import Delta
-from protocol import ErrorCode, Job, RequestError, SamplingParams
+from protocol import ErrorCode, Job, OptionRefused, RequestError, SamplingParams
 from tests.engine.doubles import (
     VOCAB,
     Logits,
@@ -380,6 +380,22 @@ def test_tokens_of_a_shared_block_are_not_unused() -> None:
     assert stats.kv_tokens_allocated == 8 * sum(blocks)
     assert stats.kv_tokens_unused == 7 + (6 + 7) + 6
     assert stats.cached_tokens == 16
+
+
+def test_slots_and_tokens_a_step_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(OptionRefused, match=r"give max_num_batched_tokens 8, or max_num_seqs 7"):
+        make_engine(PagedDouble(hashed), max_num_seqs=8, max_num_batched_tokens=7)
+    with pytest.raises(OptionRefused, match=r"max_num_seqs is 0"):
+        make_engine(PagedDouble(hashed), max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "slots"),
+    [({}, 128), ({"max_num_batched_tokens": 7}, 7), ({"max_num_seqs": 600}, 600)],
+    ids=str,
+)
+def test_what_is_not_given_of_slots_and_tokens_a_step_is_fitted(given: dict[str, int], slots: int) -> None:
+    assert make_engine(PagedDouble(hashed, num_kv_blocks=200), **given).max_num_seqs == slots
 
 
 def test_the_runner_s_padding_and_graphs_count() -> None:

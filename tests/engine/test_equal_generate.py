@@ -43,8 +43,8 @@ class EosMasked:
 def engine_for(
     folder: Path,
     *,
-    max_num_batched_tokens: int = 512,
-    max_num_seqs: int = 128,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     admission: str = "first-fit",
     overlap: bool | None = None,
     **options: Any,

@@ -215,7 +215,7 @@ def tell(actions: list[Any], pool: tuple[int, int], budget: int, tight: bool, ov
         byte_tokenizer(VOCAB),
         range(440, 500),  # one in six or so ends an output
         max_num_batched_tokens=budget,
-        max_num_seqs=4,
+        max_num_seqs=min(4, budget),
         overlap=overlap,
     )
     if tight:
