@@ -103,6 +103,7 @@ class Loop:
             deltas += self._draw(launched)
         if not self._overlap:
             deltas += self._read()
+        self._forget_if_idle()
         return deltas
 
     def drop(self, request_id: str) -> bool:
@@ -111,10 +112,16 @@ class Loop:
         for running in dropped:
             if not running.left:
                 self._scheduler.remove(running.sequence)
+        self._forget_if_idle()
         return bool(dropped)
 
     def stats(self) -> EngineStats:
         return self._counters.stats(self._scheduler, self._runner, self._watch.total())
+
+    def _forget_if_idle(self) -> None:
+        """A draw for nobody is not read after the pause: the pause would count as the time of its step."""
+        if not self.roster:
+            self._unread = None
 
     def _launch(self, plan: Plan) -> _Launched:
         """Start a forward pass."""

@@ -284,3 +284,23 @@ def test_any_story_is_told_the_same(**drawn: Any) -> None:
 @given(**STORIES)
 def test_any_story_is_told_the_same_at_length(**drawn: Any) -> None:
     check_story(**drawn)
+
+
+@pytest.mark.parametrize("end", ["eos", "abort"])
+def test_a_pause_is_not_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """With a bound on a step's time, what comes after a long pause finds the budget as it was."""
+    now = 0.0
+    monkeypatch.setattr("engine.loop.perf_counter", lambda: now)
+    runner = PagedDouble(hashed, num_kv_blocks=100)
+    engine = make_engine(runner, overlap=True, max_step_ms=500, eos=range(VOCAB))
+    engine.add(request("first", [5] * 20, 8, ignore_eos=end == "abort"))
+    for _ in range(3):
+        engine.step()
+    engine.abort("first")
+    assert not engine.has_work()
+    now += 60.0
+    engine.add(request("second", [6] * 200, 2))
+    while engine.has_work():
+        engine.step()
+    assert max(step.sizes[0] for step in runner.steps[-3:]) == 200
+    assert engine._loop._pace.budget == 512
