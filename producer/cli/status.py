@@ -11,12 +11,21 @@ import typer
 from producer.cli import exits, options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from broker.calls import Status, WorkerBeat
     from producer.client import Client
 
 _LOOK_EVERY_S = 0.2
+_PARTS = ("schedule", "forward", "sample", "output")
+_FIGURES = (
+    "slots_used",
+    "kv_used",
+    "kv_unused",
+    "cached",
+    "preemptions",
+    "computed_twice",
+    "step_ms",
+    *_PARTS,
+)
 
 
 def status(
@@ -76,56 +85,57 @@ def _as_dict(queue: str, found: Status) -> dict[str, Any]:
 
 
 def _show(queue: str, found: Status) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
     paused = "; paused" if found.paused else ""
-    console.print(f"queue {queue}: {found.fingerprint or 'no model yet'}{paused}", markup=False)
-    console.print(
+    print(f"queue {queue}: {_shown(found.fingerprint or 'no model yet')}{paused}")
+    print(
         f"{found.waiting:,} waiting, {found.running:,} running ({found.bytes:,} bytes), {found.dead:,} dead letters"
     )
     if not found.workers:
-        console.print("no worker")
-        return
-    table = Table(
-        "worker", "host", "pid", "model", "running", "waiting", "slots", "tokens/s", "heard of", box=None
-    )
+        print("no worker")
     for beat in found.workers:
-        info = beat.info
-        cells = [str(info.get(name, "-")) for name in ("host", "pid", "model", "running", "waiting", "slots")]
-        speed = info.get("tokens_per_s")
-        age = f"{beat.age_ms / 1000:.0f} s ago" + ("" if beat.alive else " (gone)")
-        table.add_row(beat.worker, *cells, "-" if speed is None else f"{speed:,.0f}", age)
-    console.print(table)
-    _show_inside(console, [beat for beat in found.workers if beat.info.get("lately")])
+        print("", *_worker_lines(beat), sep="\n")
 
 
-def _show_inside(console: Console, beats: list[WorkerBeat]) -> None:
-    """What the engines of working workers did in the last minute."""
-    from rich.table import Table
+def _worker_lines(beat: WorkerBeat) -> list[str]:
+    """A worker; with names of a usual length no line is longer than 80 columns.
 
-    if not beats:
-        return
-    columns = {
-        "slots": "slots_used",
-        "KV": "kv_used",
-        "unused": "kv_unused",
-        "cache": "cached",
-        "preempted": "preemptions",
-        "twice": "computed_twice",
-        "step": "step_ms",
-        **{part: part for part in ("schedule", "forward", "sample", "output")},
-    }
-    table = Table("last minute", *columns, box=None)
-    for beat in beats:
-        table.add_row(
-            beat.worker, *(_figure(name, beat.info["lately"].get(name)) for name in columns.values())
-        )
-    console.print(table)
+    Lines, not a table: beside names of 40 letters, which is what a model's and a worker's have, nothing else fits.
+    """
+    info = beat.info
+    running, waiting, slots, pid = (
+        _shown(info.get(name, "-")) for name in ("running", "waiting", "slots", "pid")
+    )
+    speed = "-" if info.get("tokens_per_s") is None else f"{info['tokens_per_s']:,.0f}"
+    lines = [
+        f"worker {_shown(beat.worker)}",
+        f"  model {_shown(info.get('model', '-'))}",
+        f"  host {_shown(info.get('host', '-'))}, pid {pid}",
+        f"  heard of {beat.age_ms / 1000:.0f} s ago{'' if beat.alive else ' (gone)'}",
+        f"  {running} running, {waiting} waiting, {slots} slots, {speed} tokens/s",
+    ]
+    return lines + _lately_lines(info["lately"]) if info.get("lately") else lines
+
+
+def _lately_lines(lately: dict[str, float]) -> list[str]:
+    """What a working worker's engine did in the last minute."""
+    told = {name: _figure(name, lately.get(name)) for name in _FIGURES}
+    parts = ", ".join(f"{part} {told[part]}" for part in _PARTS)
+    return [
+        f"  last minute: slots {told['slots_used']}, KV {told['kv_used']} ({told['kv_unused']} unused), "
+        f"cache {told['cached']}",
+        f"    preempted {told['preemptions']} ({told['computed_twice']} computed twice)",
+        f"    step {told['step_ms']}: {parts}",
+    ]
 
 
 def _figure(name: str, value: float | None) -> str:
     if value is None:
         return "-"
-    return {"preemptions": f"{value:,.0f}", "step_ms": f"{value:,.0f} ms"}.get(name, f"{value:.1%}")
+    return {"preemptions": f"{value:,.0f}", "step_ms": f"{value:,.0f} ms"}.get(
+        name, f"{value:.0%}" if name in _PARTS else f"{value:.1%}"
+    )
+
+
+def _shown(name: object) -> str:
+    """A name that others chose, so that it cannot leave its line or command the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(name))

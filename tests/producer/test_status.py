@@ -8,6 +8,7 @@ import pytest
 
 from broker.calls import Status, WorkerBeat
 from producer.cli.status import _as_dict, _show
+from protocol import Fingerprint
 
 LATELY = {
     "tokens_per_s": 1020.0,
@@ -30,16 +31,62 @@ def status(**info: object) -> Status:
     return Status(None, 0, 1, 10, 0, False, beats)
 
 
-def test_the_last_minute_of_each_worker_is_a_row(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    _show("default", status(lately=LATELY))
-    header, row = (line.split() for line in capsys.readouterr().out.splitlines()[-2:])
-    assert " ".join(header) == (
-        "last minute slots KV unused cache preempted twice step schedule forward sample output"
+def shown(capsys: pytest.CaptureFixture[str], found: Status) -> list[str]:
+    _show("default", found)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_worker_and_its_last_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = shown(capsys, status(lately=LATELY, tokens_per_s=1020.0, waiting=2, slots=8))
+    assert lines[-8:] == [
+        "worker w1",
+        "  model m",
+        "  host h, pid 7",
+        "  heard of 0 s ago",
+        "  1 running, 2 waiting, 8 slots, 1,020 tokens/s",
+        "  last minute: slots 98.0%, KV 64.0% (3.1% unused), cache 12.0%",
+        "    preempted 3 (0.4% computed twice)",
+        "    step 412 ms: schedule 1%, forward 92%, sample 5%, output 2%",
+    ]
+
+
+def test_eighty_columns_tell_workers_of_a_host_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    host = "ip-10-20-30-140.eu-central-1.compute.internal"
+    name = "HuggingFaceTB/SmolLM2-1.7B-Instruct-and-some"
+    busy = {**dict.fromkeys(LATELY, 1.0), "preemptions": 123_456, "step_ms": 98_765.4}
+    info = {"host": host, "pid": 4_194_303, "model": name, "running": 1000, "waiting": 1000, "slots": 1000}
+    beats = tuple(
+        WorkerBeat(
+            f"{host}-{pid}-0a1b2c3d", 100_000, {**info, "pid": pid, "tokens_per_s": 1e6, "lately": busy}
+        )
+        for pid in (4_194_302, 4_194_303)
     )
-    assert " ".join(row) == "w1 98.0% 64.0% 3.1% 12.0% 3 0.4% 412 ms 1.0% 92.0% 5.0% 2.0%"
+    lines = shown(capsys, Status(None, 0, 1, 10, 0, False, beats))
+    assert [line for line in lines if len(line) > 80] == []
+    assert [line for line in lines if line.startswith("worker ")] == [
+        f"worker {beat.worker}" for beat in beats
+    ]
+
+
+@pytest.mark.parametrize("name", ["[/x]", "[red]", "[bold]m[/bold]", "\\[red]", ":smile:", "[link=x]y"])
+def test_names_are_no_markup(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    info = {"host": name, "pid": name, "model": name, "running": 1, "waiting": name, "slots": name}
+    lines = shown(capsys, Status(Fingerprint(name=name), 0, 1, 10, 0, False, (WorkerBeat(name, 500, info),)))
+    assert lines[0].startswith(f"queue default: {name}")
+    assert lines[-5:] == [
+        f"worker {name}",
+        f"  model {name}",
+        f"  host {name}, pid {name}",
+        "  heard of 0 s ago",
+        f"  1 running, {name} waiting, {name} slots, - tokens/s",
+    ]
+
+
+def test_names_neither_leave_their_line_nor_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = len(shown(capsys, status()))
+    lines = shown(capsys, status(host="a\nb", model="\x1b[2Jm\ud800\x9b"))
+    assert len(lines) == plain
+    assert lines[-4:-2] == ["  model ?[2Jm??", "  host a?b, pid 7"]
 
 
 @pytest.mark.parametrize("info", [{}, {"lately": {}}], ids=["an older worker", "an idle one"])
