@@ -21,6 +21,7 @@ from bench.engines import ENGINES, Loading, to_json
 from bench.workload import Row, Task
 
 ROOT = Path(__file__).parents[1]
+NOT_INSTALLED = "not installed"
 
 
 class NotMeasured(Exception):
@@ -157,8 +158,8 @@ def run(
             raise NotMeasured(f"cannot start {place.python(engine)}: {error.strerror}") from None
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise NotMeasured(f"failed: {said[-1]}" if said else f"exit status {done.returncode}")
+            raise NotMeasured(f"failed: {said[-1]}" if said else f"failed: exit status {done.returncode}")
         figures: dict[str, Any] = json.loads(result.read_text())
     if "missing" in figures:
-        raise NotMeasured(f"not installed: no module {figures['missing']}")
+        raise NotMeasured(f"{NOT_INSTALLED}: no module {figures['missing']}")
     return figures

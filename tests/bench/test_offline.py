@@ -109,6 +109,57 @@ def test_no_prompt_of_a_task_is_known_from_another() -> None:
     assert len(set.union(*starts)) == sum(map(len, starts))
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--rows", "0"),
+        ("--rows", "-1"),
+        ("--rows", "many"),
+        ("--concurrency", "0"),
+        ("--concurrency", "32", "-1"),
+        ("--shared", "-1"),
+    ],
+    ids=" ".join,
+)
+def test_no_rows_are_no_work(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["offline", *flags])
+    with pytest.raises(SystemExit) as end:
+        offline.main()
+    assert end.value.code == 2
+    assert f"argument {flags[0]}: '{flags[-1]}' is no number of rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why", "code"),
+    [
+        ((), "not installed: no module vllm", 0),
+        (("--engine", "vllm"), "not installed: no module vllm", 1),
+        (("--engine", "vllm"), "cannot start envs/python: No such file or directory", 1),
+        ((), "cannot start envs/python: No such file or directory", 1),
+        ((), "failed: a reason", 1),
+    ],
+)
+def test_an_engine_that_gives_no_figures_is_told_of(
+    flags: tuple[str, ...],
+    why: str,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*_: object) -> None:
+        raise NotMeasured(why)
+
+    monkeypatch.setattr(children, "run", run)
+    monkeypatch.setattr(Model, "tokenizer", lambda _: Words())
+    model = ("--model", str(tmp_path), "--dtype", "float32", "--shared", "0")
+    monkeypatch.setattr(sys, "argv", ["offline", *model, *flags])
+    assert offline.main() == code
+    assert f"vllm: {why}" in capsys.readouterr().err.splitlines()
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
