@@ -21,6 +21,7 @@ from engine.choice import Choice, Tokens
 from engine.interface import Delta, EngineStats, Grammar, GrammarCompiler, PromptEncoder, Request, Runner
 from engine.limits import Given, check, slots_and_budget
 from engine.loop import Loop
+from engine.options import check_words
 from engine.pace import Pace
 from engine.requests import build_request, check_model
 from engine.running import Running
@@ -78,9 +79,9 @@ class Engine:
                 the runner does not wait for its device, as on a GPU.
 
         Raises:
-            OptionRefused: a limit below 1, or less than a token a step for each slot.
-            ValueError: no such admission policy.
+            OptionRefused: a limit below 1, less than a token a step for each slot, or no such admission policy.
         """
+        check_words({"admission": admission, "overlap": overlap})
         check(Given(max_num_seqs, max_num_batched_tokens, max_step_ms))
         num_slots, budget = slots_and_budget(max_num_seqs, max_num_batched_tokens, runner.num_kv_blocks)
         self._runner = runner

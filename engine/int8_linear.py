@@ -13,6 +13,9 @@ bits and cuts off what does not fit. 2 * 255 * 63 fits; with eight bits on both 
 
 from __future__ import annotations
 
+import logging
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,10 +24,13 @@ import numba
 import numpy as np
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from engine.packed_linear import pack_linears
 from engine.weights import Weights
 from protocol import ModelUnavailable
+
+log = logging.getLogger(__name__)
 
 _WEIGHT_LARGEST = 63
 _INPUT_LARGEST = 127
@@ -36,6 +42,8 @@ _SHIFTER = 1.5 * 2**23
 _FEW_ROWS = 3
 _SMALLEST_SIDE = 32
 """Narrower layers (a router's) have little to gain, and a mistake of theirs costs most."""
+_LEAST_SHARE = 0.5
+"""Of the layers' weights. With less, answers change and next to nothing is won: of GPT-2, only the head is linear."""
 
 
 class Int8Linear(nn.Module):
@@ -103,21 +111,6 @@ class Int8Linear(nn.Module):
         return out.mul_(scales)
 
 
-def parse_quantization(name: str, compile: bool | None) -> bool:
-    """Whether `--quantization` asks for int8.
-
-    Raises:
-        ModelUnavailable: no such method, or not together with `--compile`.
-    """
-    if name not in ("none", "int8"):
-        raise ModelUnavailable(f"no --quantization {name!r}: give none or int8")
-    if name == "int8" and compile:
-        raise ModelUnavailable(
-            "--quantization int8 with --compile: int8 layers are no part of compiled code; leave one of them out"
-        )
-    return name == "int8"
-
-
 def with_int8_linears(weights: Weights, run: Callable[[], Any]) -> Weights:
     """The weights, their linear layers replaced by int8 ones, and so called.
 
@@ -125,19 +118,47 @@ def with_int8_linears(weights: Weights, run: Callable[[], Any]) -> Weights:
         run: see `pack_linears`.
 
     Raises:
-        ModelUnavailable: this is no CPU that has them, or none of the model's layers can be replaced.
+        ModelUnavailable: this is no CPU that has them, or most of the layers' weights would stay as they are.
     """
     device, name = weights.model.device, weights.fingerprint.name
     if device.type != "cpu" or not has_int8():
         raise ModelUnavailable(
             f"--quantization int8 is computed by oneDNN on a CPU, not on {device}: leave it out"
         )
-    if not pack_linears(weights.model, run, Int8Linear):
-        raise ModelUnavailable(
-            f"{name} has no linear layers that --quantization int8 can replace: leave it out"
-        )
+    linears = sum(type(module) is nn.Linear for module in weights.model.modules())
+    before = _layer_weights(weights.model)
+    replaced = pack_linears(weights.model, run, Int8Linear)
+    modules = dict(weights.model.named_modules())
+    left = {part: one for part, one in before.items() if not isinstance(modules[part], Int8Linear)}
+    total = sum(count for _, count in before.values())
+    share = 1 - sum(count for _, count in left.values()) / total if total else 0.0
+    told = (
+        f"{replaced} of {linears} linear layers, {math.floor(100 * share)} % of the layers' weights without "
+        f"embeddings and head ({_kinds(left)})"
+    )
+    if share < _LEAST_SHARE:
+        raise ModelUnavailable(f"--quantization int8 can replace too little of {name}: {told}; leave it out")
+    log.info("int8: %s", told)
     method = ", ".join(part for part in (weights.fingerprint.quantization, "int8") if part)
     return replace(weights, fingerprint=weights.fingerprint.model_copy(update={"quantization": method}))
+
+
+def _layer_weights(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
+    """Kind and number of weights of every module that has matrices of its own; embeddings and the head left out."""
+    head = model.get_output_embeddings()
+    found = {}
+    for name, module in model.named_modules():
+        count = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() > 1)
+        if count and module is not head and not isinstance(module, nn.Embedding):
+            found[name] = type(module).__name__, count
+    return found
+
+
+def _kinds(left: dict[str, tuple[str, int]]) -> str:
+    """What stays as it is, by kind."""
+    kinds = Counter("narrow Linear" if kind == "Linear" else kind for kind, _ in left.values())
+    stays = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return f"as they were: {stays}" if stays else "all"
 
 
 def has_int8() -> bool:

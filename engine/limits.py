@@ -4,16 +4,19 @@
     num_kv_blocks 8          max_num_seqs 8, not 128: each slot needs a block
     max_num_seqs 1000        max_num_batched_tokens 1000, not 512: each slot needs a token a step
     num_kv_blocks 8          max_model_len 128, whatever the model can take: no sequence outgrows the pool
+    max_model_len 10         block_size 10, not 16: each block can be full
 
 Options that contradict each other, the model or the memory are refused, with the nearest settings that work. Each
-setting that is named has been tried: with it, everything else stays as it was given and nothing is refused.
+setting that is named has been tried: with it, everything else stays as it was given and nothing is refused. What is
+refused before the model is known is tried without it: the model or the memory may have more to say.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from itertools import chain, combinations
+from typing import Any
 
 from protocol import ModelUnavailable, OptionRefused
 
@@ -28,6 +31,7 @@ _LEAST = {
     "block_size": 1,
     "num_kv_blocks": 1,
 }
+_KINDS = {"max_step_ms": "a number", "kv_memory": "a whole number of bytes (4 GiB are 4294967296)"}
 _SOME_CONTEXT = 4096
 """Tokens to propose for a model that names no context length."""
 _TRIES = 12
@@ -66,6 +70,8 @@ class Ground:
     """Bytes it then stops at, unless one sequence needs more; None: no such bound."""
     usual_block_size: int = BLOCK_SIZE
     """Tokens of a block where none is given: the attention backend has a say."""
+    block_multiple: int = 1
+    """Tokens that it reads together: a block is a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,8 @@ def check(given: Given) -> None:
     """Check what does not depend on the model.
 
     Raises:
-        OptionRefused: an option is out of its range, or two contradict each other.
+        OptionRefused: an option is out of its range, or two contradict each other. This check lets pass what it
+            proposes; `resolve`, which knows the model, may still refuse it, and then proposes something else.
     """
     _refuse(chain(_out_of_range(given), _contradictions(given)), given, None)
 
@@ -104,14 +111,11 @@ def resolve(given: Given, ground: Ground) -> Limits:
     A pool that is not given takes `share` of what is free but no more than `cap`; no pool takes more than its slots
     can fill.
 
-    Args:
-        given: what `check` has let pass.
-
     Raises:
-        OptionRefused: an option contradicts the model or the memory.
+        OptionRefused: an option is out of its range, or contradicts another, the model or the memory.
         ModelUnavailable: there is no memory for the KV of one block of the usual size.
     """
-    _refuse(chain(_out_of_range(given), _beyond(given, ground)), given, ground)
+    _refuse(chain(_out_of_range(given), _contradictions(given), _beyond(given, ground)), given, ground)
     blocks = _blocks(given, ground)
     slots, budget = slots_and_budget(given.max_num_seqs, given.max_num_batched_tokens, blocks)
     length, size = _length(given, ground, blocks), _block_size(given, ground)
@@ -136,8 +140,23 @@ class _Fault:
 
 def _refuse(faults: Iterator[_Fault], given: Given, ground: Ground | None) -> None:
     for fault in faults:
-        ways = [_completed(change, given, ground) for change in fault.changes]
-        raise OptionRefused(fault.why, [way for way in ways if way is not None])
+        ways: list[Change] = []
+        for change in fault.changes:
+            way = _completed(change, given, ground)
+            if way is not None and replace(given, **way) not in [replace(given, **other) for other in ways]:
+                ways.append(way)
+        raise OptionRefused(fault.why, ways or _left_out(given, ground))
+
+
+def _left_out(given: Given, ground: Ground | None) -> list[Change]:
+    """Ways that leave out as few options as can be: where no change of what is wrong leads anywhere."""
+    names = [name for name, value in asdict(given).items() if value is not None]
+    for count in range(1, len(names) + 1):
+        changes: list[Change] = [dict.fromkeys(some) for some in combinations(names, count)]
+        ways = [way for change in changes if (way := _completed(change, given, ground)) is not None]
+        if ways:
+            return ways
+    return []
 
 
 def _completed(change: Change, given: Given, ground: Ground | None) -> Change | None:
@@ -163,20 +182,38 @@ def _first_fault(given: Given, ground: Ground | None) -> _Fault | None:
 
 
 def _out_of_range(given: Given) -> Iterator[_Fault]:
-    wrong: Change = {}
+    told: list[str] = []
+    change: Change = {}
     for name, value in asdict(given).items():
         wanted = int | float if name == "max_step_ms" else int
         is_number = isinstance(value, wanted) and not isinstance(value, bool)
         if value is not None and not (is_number and value > 0 and value >= _LEAST.get(name, 0)):
-            wrong[name] = _LEAST.get(name)
-    if wrong:
-        yield _Fault(" and ".join(f"{name} is {getattr(given, name)!r}" for name in wrong), (wrong,))
+            kind = "" if is_number else f" and must be {_KINDS.get(name, 'a whole number')}"
+            told.append(f"{name} is {value!r}{kind}")
+            change[name] = _nearest(name, value)
+    if told:
+        yield _Fault(" and ".join(told), (change,))
+
+
+def _nearest(name: str, value: Any) -> int | None:
+    """The whole number in range that is meant by what is out of it, or is none; None: there is none to propose."""
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = 0
+    return max(whole, _LEAST[name]) if name in _LEAST else whole if whole > 0 else None
 
 
 def _contradictions(given: Given) -> Iterator[_Fault]:
     """What is wrong whatever the model."""
     slots, budget, length = given.max_num_seqs, given.max_num_batched_tokens, given.max_model_len
-    blocks = given.num_kv_blocks
+    blocks, shortest = given.num_kv_blocks, _LEAST["max_model_len"]
+    if blocks is not None and given.block_size is not None and blocks * given.block_size < shortest:
+        yield _Fault(
+            f"num_kv_blocks {blocks} of block_size {given.block_size} holds one token, and the shortest sequence has "
+            f"{shortest}",
+            ({"num_kv_blocks": shortest}, {"block_size": shortest}),
+        )
     if slots is not None and budget is not None and budget < slots:
         yield _Fault(
             f"max_num_batched_tokens {budget} is less than one token a step for each of {slots} slots (max_num_seqs)",
@@ -222,10 +259,12 @@ def _beyond(given: Given, ground: Ground) -> Iterator[_Fault]:
             f"{readable(ground.usual_block_size * ground.token_bytes)} and "
             f"{readable(ground.free)} are free"
         )
+    yield from _block_faults(given, ground)
+    fits = ground.free // ground.token_bytes
     if most < 1:
         yield _Fault(
             f"a KV block of {size} tokens takes {readable(block_bytes)} and {readable(ground.free)} are free",
-            ({"block_size": ground.free // ground.token_bytes},),
+            ({"block_size": fits - fits % ground.block_multiple},),
         )
     if length is None and ground.context is None:
         yield _Fault(
@@ -251,11 +290,35 @@ def _beyond(given: Given, ground: Ground) -> Iterator[_Fault]:
         )
 
 
+def _block_faults(given: Given, ground: Ground) -> Iterator[_Fault]:
+    """A block that the attention backend cannot read, or that no sequence fills."""
+    size = given.block_size
+    if size is None:
+        return
+    if size % ground.block_multiple:
+        yield _Fault(
+            f"block_size is {size}, and attention reads blocks of a multiple of {ground.block_multiple} tokens",
+            ({"block_size": _raised(size, ground)}, {"block_size": None}),
+        )
+    if ground.context is not None and size > _raised(ground.context, ground):
+        yield _Fault(
+            f"block_size {size} is more than the model serves (sequences of at most {ground.context} tokens): no "
+            "block is ever full",
+            ({"block_size": _raised(ground.context, ground)},),
+        )
+
+
+def _raised(tokens: int, ground: Ground) -> int:
+    """The smallest block of so many tokens, or more, that attention reads."""
+    return -(-tokens // ground.block_multiple) * ground.block_multiple
+
+
 def _too_small(given: Given, ground: Ground) -> _Fault | None:
     """Whether memory holds fewer blocks than a sequence of the length asked for, or than slots asked for."""
     if given.num_kv_blocks is not None:  # their number has been checked
         return None
-    size, slots, length = _block_size(given, ground), given.max_num_seqs or 1, given.max_model_len or 1
+    size, slots = _block_size(given, ground), given.max_num_seqs or 1
+    length = given.max_model_len or _LEAST["max_model_len"]
     block_bytes = size * ground.token_bytes
     held = _blocks(given, ground)
     need = max(-(-length // size), slots)
@@ -268,18 +331,22 @@ def _too_small(given: Given, ground: Ground) -> _Fault | None:
     )
     purpose = f"one for each of {slots} slots (max_num_seqs)" if need == slots else f"max_model_len {length}"
     # Lowering what is too much works only if at least one block is held.
-    lower: Change = {"max_model_len": held * size} if length > held * size else {}
+    lower: Change = {"max_model_len": held * size} if length > held * size >= _LEAST["max_model_len"] else {}
     lower |= {"max_num_seqs": held} if slots > held else {}
     larger: Change = {"kv_memory": min(need, ground.free // block_bytes) * block_bytes}
     return _Fault(
         f"not enough KV memory: {source} holds {held} blocks of {size} tokens, and {purpose} takes {need} "
         f"({readable(need * block_bytes)})",
-        (larger, lower) if held else (larger,),
+        (larger, lower) if held and lower else (larger,),
     )
 
 
 def _block_size(given: Given, ground: Ground) -> int:
-    return given.block_size or ground.usual_block_size
+    if given.block_size is not None:
+        return given.block_size
+    usual = ground.usual_block_size
+    longest = min(usual, given.max_model_len or usual, ground.context or usual)
+    return _raised(longest, ground)
 
 
 def _blocks(given: Given, ground: Ground) -> int:

@@ -12,20 +12,21 @@ from typing import Any, TypedDict, Unpack
 from transformers import PreTrainedModel
 
 from engine.attention import PagedAttention, choose_backend
-from engine.attention.kv_dtype import choose_kv_dtype, parse_kv_dtype
+from engine.attention.kv_dtype import KV_DTYPES, choose_kv_dtype
+from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend
 from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
 from engine.grammar import Grammars
-from engine.int8_linear import parse_quantization, with_int8_linears
+from engine.int8_linear import with_int8_linears
 from engine.interface import Chunk
 from engine.kv_store import KVShape, KVStore, free_memory, share_and_cap
 from engine.limits import Given, Ground, Limits, check, resolve
 from engine.model_runner import ModelRunner
+from engine.options import check_words
 from engine.packed_linear import pack_linears
 from engine.probe import context_length, probe
 from engine.prompts import Prompts
-from engine.slots import POLICIES
 from engine.upper_halves import linear_kind
 from engine.weights import Weights, load_weights
 
@@ -56,8 +57,8 @@ class RunnerOptions(TypedDict, total=False):
     block_size: int | None
     num_kv_blocks: int | None
     kv_memory: int | None
-    kv_dtype: str
-    quantization: str
+    kv_dtype: str | None
+    quantization: str | None
     compile: bool | None
     revision: str | None
     trust_remote_code: bool
@@ -75,8 +76,8 @@ def load_runner(
     block_size: int | None = None,
     num_kv_blocks: int | None = None,
     kv_memory: int | None = None,
-    kv_dtype: str = "auto",
-    quantization: str = "none",
+    kv_dtype: str | None = None,
+    quantization: str | None = None,
     compile: bool | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
@@ -92,11 +93,13 @@ def load_runner(
             what is None is fitted to what is given, see `engine.limits`.
         max_num_batched_tokens: tokens a step computes at most.
         max_model_len: most tokens of a sequence; None: what the model was made for and the KV store holds.
-        block_size: tokens of a KV block; None: 16, or the fewest that the attention backend reads.
+        block_size: tokens of a KV block; None: 16, or the fewest that the attention backend reads; fewer where no
+            sequence may be so long.
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
-        kv_dtype: `auto` (the model's), `float32`, `bfloat16`, `float16`, `int8` or `fp8`.
-        quantization: `int8`: linear layers in int8, on a CPU and not compiled; `none`: as the checkpoint has them.
+        kv_dtype: `float32`, `bfloat16`, `float16`, `int8` or `fp8`; None or `auto`: the model's.
+        quantization: `int8`: linear layers in int8, on a CPU and not compiled; None or `none`: as the checkpoint has
+            them.
         compile: whether decoder layers are compiled; None: `COMPILE_BY_DEFAULT`. False also leaves a GPU's decode
             steps unrecorded: it starts at once.
         revision: branch, tag or commit of a hub id; None: its main branch.
@@ -105,11 +108,12 @@ def load_runner(
 
     Raises:
         ModelUnavailable: no such model, one that bypasses our attention, or no memory for KV.
-        OptionRefused: a limit contradicts the model or the memory.
+        OptionRefused: there is no such choice, or a limit contradicts the model or the memory.
     """
     began = time.monotonic()
-    kv_asked = parse_kv_dtype(kv_dtype)
-    int8 = parse_quantization(quantization, compile)
+    switches = {"compile": compile, "trust_remote_code": trust_remote_code}
+    check_words({"dtype": dtype, "kv_dtype": kv_dtype, "quantization": quantization, **switches})
+    int8 = quantization == "int8"
     weights = (
         model
         if isinstance(model, Weights)
@@ -127,9 +131,9 @@ def load_runner(
     layers, vocab_size = probe(net, max_model_len or context_length(net) or 1)
 
     backend = choose_backend(net.device, net.dtype)
-    kv_kept = choose_kv_dtype(kv_asked, net.dtype, backend)
+    kv_kept = choose_kv_dtype(KV_DTYPES.get(kv_dtype or "auto"), net.dtype, backend)
     layout = backend.kv_layout
-    shape = KVShape.of(layers, kv_kept, layout.block_size(block_size, backend.name), layout.token_major)
+    a_token = KVShape.of(layers, kv_kept, 1, layout.token_major)
     limits = _settle(
         Given(
             max_num_seqs=max_num_seqs,
@@ -140,9 +144,10 @@ def load_runner(
             kv_memory=kv_memory,
         ),
         net,
-        shape,
-        layout.block_size(None, backend.name),
+        a_token.block_bytes,
+        layout,
     )
+    shape = replace(a_token, block_size=limits.block_size)
     recordable = backend if isinstance(backend, VarlenBackend) and compile is not False else None
     kv = KVStore(shape, limits.num_kv_blocks, net.device, spare=0 if recordable is None else 1)
     attention = PagedAttention(backend)
@@ -182,17 +187,18 @@ def load_runner(
     return Loaded(weights, runner, limits)
 
 
-def _settle(given: Given, net: PreTrainedModel, shape: KVShape, usual_block_size: int) -> Limits:
+def _settle(given: Given, net: PreTrainedModel, token_bytes: int, layout: KVLayout) -> Limits:
     """Every limit, with a line of warning where the pool shortens the model's context."""
     context = context_length(net)
     share, cap = share_and_cap(net.device)
     ground = Ground(
         context=context,
-        token_bytes=shape.block_bytes // shape.block_size,
+        token_bytes=token_bytes,
         free=free_memory(net.device),
         share=share,
         cap=cap,
-        usual_block_size=usual_block_size,
+        usual_block_size=layout.usual_block_size,
+        block_multiple=layout.block_multiple,
     )
     limits = resolve(given, ground)
     if context is not None and given.max_model_len is None and limits.max_model_len < context:
@@ -250,12 +256,13 @@ def load_engine(
     Raises:
         ModelUnavailable: no such model, or one that bypasses our attention.
         OptionRefused: options contradict each other, the model or the memory; it names the nearest that work.
-        ValueError: no such admission policy.
+        TypeError: there is no such option.
     """
+    for name in options.keys() - RunnerOptions.__annotations__.keys():
+        raise TypeError(f"load_engine() got an unexpected keyword argument {name!r}")
+    check_words({"admission": admission, "overlap": overlap, **options})
     sizes: dict[str, Any] = {name: value for name, value in options.items() if name in _SIZES}
     check(Given(max_num_seqs, max_num_batched_tokens, max_step_ms, **sizes))
-    if admission not in POLICIES:
-        raise ValueError(f"admission policy {admission!r} is unknown: choose one of {', '.join(POLICIES)}")
     loaded = load_runner(
         model, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, **options
     )

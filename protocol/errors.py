@@ -81,8 +81,13 @@ class OptionRefused(MillstreamError, ValueError):
         self.ways = tuple(ways)
 
     def as_flags(self) -> str:
-        """The message for a command line: `num_kv_blocks` is `--num-kv-blocks` there."""
-        return re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda name: "--" + name[0].replace("_", "-"), str(self))
+        """The message for a command line: `num_kv_blocks` is `--num-kv-blocks` there.
+
+        A name of one word is known for an option by the settings that are proposed.
+        """
+        words = [name for way in self.ways for name in way]
+        names = "|".join([r"[a-z]+(?:_[a-z]+)+", *map(re.escape, words)])
+        return re.sub(rf"\b(?:{names})\b", lambda name: "--" + name[0].replace("_", "-"), str(self))
 
 
 def _told(way: Mapping[str, object]) -> str:

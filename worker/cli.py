@@ -143,6 +143,7 @@ def worker(
     """Run the model and answer a queue's jobs until told to stop."""
     level = parse_level(log_level)
     from engine.limits import Given, check, check_context
+    from engine.options import check_words
     from worker.parent import WorkerSettings
     from worker.serve import serve
 
@@ -166,6 +167,7 @@ def worker(
         "compile": compile,
     }
     limits = Given(**{field.name: given[field.name] for field in fields(Given)})
+    check_words(given)
     check(limits)
     check_context(limits)
     settings = WorkerSettings(

@@ -68,17 +68,6 @@ def as_stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return from_stored(to_stored(vectors, dtype), vectors.shape[-1], vectors.dtype)
 
 
-def parse_kv_dtype(name: str) -> torch.dtype | None:
-    """What `--kv-dtype` names; None for `auto`, the model's.
-
-    Raises:
-        ModelUnavailable: no such dtype.
-    """
-    if name != "auto" and name not in KV_DTYPES:
-        raise ModelUnavailable(f"no --kv-dtype {name!r}: give auto, {', '.join(KV_DTYPES)}")
-    return KV_DTYPES.get(name)
-
-
 def choose_kv_dtype(asked: torch.dtype | None, compute: torch.dtype, backend: Backend) -> torch.dtype:
     """The dtype of a KV store.
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from engine.int8_linear import Int8Linear
 from engine.loading import load_engine, load_runner
 from engine.packed_linear import PackedLinear, pack_linears
 from protocol import ModelUnavailable, SamplingParams
+from tests.architectures import BASE
+from tests.models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS = [1, 2, 3, 4, 5, 8, 33]
@@ -114,16 +118,55 @@ def test_a_model_answers_the_same_alone_and_among_others(tiny_model_dir: Path) -
     assert Int8Linear not in kinds, "int8 is never the default"
 
 
+def tiny(folder: Path, class_name: str, **config: Any) -> str:
+    return str(save_tiny(getattr(transformers, class_name), folder, {**BASE, **config}))
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("class_name", "config", "said"),
     [
-        ({"quantization": "int4"}, "no --quantization 'int4': give none or int8"),
-        ({"quantization": "int8", "compile": True}, "--quantization int8 with --compile"),
+        (
+            "LlamaForCausalLM",
+            {},
+            "int8: 15 of 15 linear layers, 100 % of the layers' weights without embeddings and head (all)",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"num_key_value_heads": 1},
+            "int8: 11 of 15 linear layers, 94 % of the layers' weights without embeddings and head "
+            "(as they were: 4 narrow Linear)",
+        ),
     ],
-    ids=["unknown", "compiled"],
+    ids=["all", "narrow"],
 )
-def test_what_cannot_be_is_told_before_the_weights_are_read(
-    tmp_path: Path, options: dict[str, Any], said: str
+def test_the_log_says_how_much_is_int8(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, class_name: str, config: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(ModelUnavailable, match=said):
-        load_runner(str(tmp_path / "nowhere"), **options, **ON_CPU)
+    with caplog.at_level(logging.INFO, logger="engine.int8_linear"):
+        load_runner(tiny(tmp_path, class_name, **config), quantization="int8", **ON_CPU)
+    assert [record.message for record in caplog.records if record.name == "engine.int8_linear"] == [said]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "config", "said"),
+    [
+        (
+            "GPT2LMHeadModel",
+            {"n_positions": 256},
+            r"1 of 1 linear layers, 0 % of .*\(as they were: 8 Conv1D\)",
+        ),
+        (
+            "MixtralForCausalLM",
+            {"num_local_experts": 4, "num_experts_per_tok": 2},
+            r"9 of 9 linear layers, \d+ % of .*\(as they were: 2 Mixtral\w+, 2 Mixtral\w+\)",
+        ),
+    ],
+    ids=["Conv1D", "experts"],
+)
+def test_a_model_of_which_most_would_stay_as_it_is_is_refused(
+    tmp_path: Path, class_name: str, config: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(
+        ModelUnavailable, match=f"--quantization int8 can replace too little of .*: {said}; leave"
+    ):
+        load_runner(tiny(tmp_path, class_name, **config), quantization="int8", **ON_CPU)

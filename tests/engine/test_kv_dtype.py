@@ -265,11 +265,6 @@ def test_a_queue_s_workers_must_agree_on_it(
     assert loaded.runner.num_kv_blocks == min(32, (1 << 20) // (4 * 2 * 2 * 4 * block_bytes))
 
 
-def test_a_wrong_name_is_told_before_the_weights_are_read(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"no --kv-dtype 'int4': give auto, float32.*fp8"):
-        load_runner(str(tmp_path / "nowhere"), kv_dtype="int4", **ON_CPU)
-
-
 class Paged(ReferenceBackend):
     name = "paged"
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from engine.attention.kv_layout import KVLayout
-from engine.limits import Given, Ground, Limits, check, check_context, readable, resolve
+from engine.limits import BLOCK_SIZE, Given, Ground, Limits, check, check_context, readable, resolve
 from protocol import MillstreamError, ModelUnavailable, OptionRefused
 
 MIB = 1 << 20
@@ -105,7 +105,33 @@ def test_what_is_not_given_is_fitted_to_what_is(asked: dict[str, Any], fitted: d
         ({"max_num_seqs": 0}, "max_num_seqs is 0: give max_num_seqs 1"),
         ({"kv_memory": -1}, "kv_memory is -1: give no kv_memory"),
         ({"max_step_ms": float("nan")}, "max_step_ms is nan: give no max_step_ms"),
-        ({"block_size": "32"}, "block_size is '32': give block_size 1"),
+        ({"block_size": "32"}, "block_size is '32' and must be a whole number: give block_size 32"),
+        ({"max_num_seqs": 2.0}, "max_num_seqs is 2.0 and must be a whole number: give max_num_seqs 2"),
+        ({"max_num_seqs": True}, "max_num_seqs is True and must be a whole number: give max_num_seqs 1"),
+        (
+            {"max_model_len": float("inf")},
+            "max_model_len is inf and must be a whole number: give max_model_len 2",
+        ),
+        (
+            {"kv_memory": "4GiB"},
+            "kv_memory is '4GiB' and must be a whole number of bytes (4 GiB are 4294967296): give no kv_memory",
+        ),
+        (
+            {"kv_memory": 1e9},
+            "kv_memory is 1000000000.0 and must be a whole number of bytes (4 GiB are 4294967296): "
+            "give kv_memory 1000000000",
+        ),
+        ({"max_step_ms": "5"}, "max_step_ms is '5' and must be a number: give max_step_ms 5"),
+        (
+            {"num_kv_blocks": 1, "block_size": 1},
+            "num_kv_blocks 1 of block_size 1 holds one token, and the shortest sequence has 2: "
+            "give num_kv_blocks 2, or block_size 2",
+        ),
+        (
+            {"max_num_seqs": 1, "num_kv_blocks": 1, "block_size": 1, "max_num_batched_tokens": 1},
+            "num_kv_blocks 1 of block_size 1 holds one token, and the shortest sequence has 2: "
+            "give num_kv_blocks 2, or block_size 2",
+        ),
     ],
     ids=str,
 )
@@ -179,7 +205,31 @@ def test_a_contradiction_is_refused_before_a_model_is_loaded(asked: dict[str, An
         (
             {"block_size": 1 << 20, "num_kv_blocks": 1},
             {},
+            "block_size 1048576 is more than the model serves (sequences of at most 1024 tokens): no block is ever "
+            "full: give block_size 1024",
+        ),
+        (
+            {"block_size": 1 << 20, "num_kv_blocks": 1},
+            {"context": 1 << 20},
             "a KV block of 1048576 tokens takes 45.00 GiB and 1000.0 MiB are free: give block_size 22755",
+        ),
+        (
+            {"block_size": 1025},
+            {},
+            "block_size 1025 is more than the model serves (sequences of at most 1024 tokens): no block is ever "
+            "full: give block_size 1024",
+        ),
+        (
+            {"block_size": 300},
+            {"usual_block_size": 256, "block_multiple": 256},
+            "block_size is 300, and attention reads blocks of a multiple of 256 tokens: "
+            "give block_size 512, or no block_size",
+        ),
+        (
+            {"block_size": 1, "kv_memory": TOKEN},
+            {},
+            f"not enough KV memory: kv_memory {TOKEN} (45.0 KiB) holds 1 blocks of 1 tokens, and max_model_len 2 "
+            f"takes 2 (90.0 KiB): give kv_memory {2 * TOKEN}",
         ),
     ],
     ids=str,
@@ -212,8 +262,28 @@ def test_no_memory_at_all() -> None:
 def test_blocks_of_16_tokens_where_nobody_says() -> None:
     told = Ground(context=1024, token_bytes=TOKEN, free=1000 * MIB, share=0.5)
     assert resolve(Given(num_kv_blocks=8), told) == Limits(8, 512, 128, 16, 8)
-    assert KVLayout().block_size(None, "any") == 16
-    assert KVLayout(block_multiple=256).block_size(None, "any") == 256
+    assert KVLayout().usual_block_size == 16
+    assert KVLayout(block_multiple=256).usual_block_size == 256
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "size"),
+    [
+        ({"max_model_len": 10}, {}, 10),
+        ({"max_model_len": 10, "num_kv_blocks": 8}, {}, 10),
+        ({}, {"context": 10}, 10),
+        ({"max_model_len": 33}, {}, 32),
+        ({"max_model_len": 10}, {"usual_block_size": 256, "block_multiple": 256}, 256),
+    ],
+    ids=str,
+)
+def test_no_block_is_longer_than_a_sequence(asked: dict[str, Any], there: dict[str, Any], size: int) -> None:
+    assert resolve(Given(**asked), ground(**there)).block_size == size
+
+
+def test_what_must_change_together_is_proposed_together() -> None:
+    with pytest.raises(OptionRefused, match=r"give block_size 256 and max_model_len 256, or no block_size$"):
+        resolve(Given(max_model_len=100, block_size=100), ground(usual_block_size=256, block_multiple=256))
 
 
 def test_flags_for_a_command_line() -> None:
@@ -235,9 +305,13 @@ def test_bytes_for_people() -> None:
     ]
 
 
-def numbers(largest: int) -> st.SearchStrategy[int | None]:
-    """Often absent, mostly small, now and then out of any range."""
-    return st.none() | st.integers(-1, 40) | st.integers(1, largest)
+NO_NUMBERS: Any = st.sampled_from([2.0, 7.5, "4GiB", "32", True, float("inf"), float("nan"), [8]])
+
+
+def numbers(largest: int) -> st.SearchStrategy[Any]:
+    """Often absent, mostly small, now and then out of any range or no whole number."""
+    small = st.integers(1, 40)
+    return st.none() | st.none() | small | small | st.integers(-1, 3) | st.integers(1, largest) | NO_NUMBERS
 
 
 GIVEN = st.builds(
@@ -250,14 +324,21 @@ GIVEN = st.builds(
     num_kv_blocks=numbers(100_000),
     kv_memory=numbers(1 << 34),
 )
-GROUND = st.builds(
-    Ground,
-    context=st.none() | st.integers(2, 131_072),
-    token_bytes=st.integers(1, 1 << 20),
-    free=st.integers(0, 1 << 34),
-    share=st.sampled_from([0.5, 0.9]),
-    cap=st.none() | st.integers(1, 1 << 32),
-)
+
+
+@st.composite
+def grounds(draw: st.DrawFn) -> Ground:
+    multiple = draw(st.sampled_from([1, 1, 256]))
+    token_bytes = draw(st.integers(1, 40) | st.integers(1, 1 << 20))
+    return Ground(
+        context=draw(st.none() | st.integers(2, 60) | st.integers(2, 131_072)),
+        token_bytes=token_bytes,
+        free=draw(st.integers(1, 2000).map(lambda tokens: tokens * token_bytes) | st.integers(0, 1 << 34)),
+        share=draw(st.sampled_from([0.5, 0.9])),
+        cap=draw(st.none() | st.integers(1, 1 << 32)),
+        usual_block_size=max(16, multiple),
+        block_multiple=multiple,
+    )
 
 
 def check_both(asked: Given) -> None:
@@ -268,9 +349,10 @@ def check_both(asked: Given) -> None:
 def proposed(asked: Given, there: Ground | None = None) -> list[Given]:
     """What is proposed in place of a refused choice of options; nothing if it is not refused."""
     try:
-        check_both(asked) if there is None else sound(asked, there)
+        check_both(asked) if there is None else resolve(asked, there)
     except OptionRefused as refused:
         ways = [replace(asked, **way) for way in refused.ways]  # type: ignore[arg-type]
+        assert len({str(way) for way in ways}) == len(ways), "one is proposed twice"
         return ways or pytest.fail(f"nothing is proposed: {refused}")
     return []
 
@@ -283,26 +365,35 @@ def test_what_is_proposed_before_loading_is_accepted(asked: Given) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@sampled(GIVEN, GROUND)
+@sampled(GIVEN, grounds())
 def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given, there: Ground) -> None:
-    if proposed(asked):
-        return
+    """Whether or not what needs no model was checked first, and after what that check proposes too."""
     if there.free < there.usual_block_size * there.token_bytes:
         with pytest.raises(MillstreamError):
             resolve(asked, there)
-    else:
-        for way in proposed(asked, there):
+        return
+    early = proposed(asked)
+    for start in [asked, *early]:
+        late = proposed(start, there)
+        for way in late:
             sound(way, there)
+        if not late and (start is not asked or not early):
+            sound(start, there)
 
 
 def sound(asked: Given, there: Ground) -> None:
     """Resolve, and look at what comes out."""
-    check_both(asked)
+    check(asked)
+    if there.usual_block_size == BLOCK_SIZE:  # what is told before loading reckons with that
+        check_context(asked)
     limits = resolve(asked, there)
     assert limits.max_num_batched_tokens >= limits.max_num_seqs >= 1
     assert limits.num_kv_blocks >= limits.max_num_seqs, "a block for each slot"
     assert limits.num_kv_blocks * limits.block_size >= limits.max_model_len, "room for the longest sequence"
     assert there.context is None or limits.max_model_len <= there.context
+    assert limits.max_model_len >= 2, "a token of prompt and one of output"
+    assert limits.block_size % there.block_multiple == 0
+    assert limits.block_size < limits.max_model_len + there.block_multiple, "a block can be full"
     assert limits.num_kv_blocks * limits.block_size * there.token_bytes <= there.free
     for field in fields(Given):
         value, settled = getattr(asked, field.name), getattr(limits, field.name, None)

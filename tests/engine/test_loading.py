@@ -95,11 +95,11 @@ def test_no_such_model_is_one_line(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dtype": "int3"}, "no dtype 'int3': give auto, float32"),
+        ({"dtype": "int3"}, "dtype 'int3' is none of auto, float32"),
         ({"device": "abacus"}, "no device 'abacus'"),
         ({"max_model_len": 9999}, "max_model_len 9999 .*at most 256 tokens: give max_model_len 256"),
         ({"max_model_len": 0}, "max_model_len is 0"),
-        ({"admission": "worst-fit"}, "'worst-fit' is unknown: choose one of first-fit"),
+        ({"admission": "worst-fit"}, "admission 'worst-fit' is none of first-fit"),
         ({"kv_memory": 1000}, r"not enough KV memory: kv_memory 1000 .*: give kv_memory \d+$"),
         ({"num_kv_blocks": 1 << 40, "max_num_seqs": 1 << 40}, r"GiB are free: give num_kv_blocks \d+ and"),
         ({"num_kv_blocks": 8, "max_num_seqs": 128}, r"one block for each of 128 slots \(max_num_seqs\)"),

@@ -14,7 +14,6 @@ from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend, find_varlen, fits
 from engine.kv_store import KVShape, KVStore
 from engine.limits import BLOCK_SIZE
-from protocol import ModelUnavailable
 from tests.engine.test_attention import DECODES, HEADS, MIXED, Case, make_case, run, written_out
 from tests.engine.varlen_by_hand import varlen_by_hand
 
@@ -102,17 +101,14 @@ def test_newer_kernels_refuse_key_starts_and_take_any_block_size() -> None:
 
     newer = VarlenBackend(without_starts, "FA3")
     run(newer, token_major(make_case(DECODES, 8, torch.float32)))
-    assert newer.kv_layout.block_size(48, newer.name) == 48
-    assert newer.kv_layout.block_size(None, newer.name) == BLOCK_SIZE
+    assert newer.kv_layout.block_multiple == 1
+    assert newer.kv_layout.usual_block_size == BLOCK_SIZE
 
 
 def test_flash_attention_2_reads_blocks_of_256_tokens() -> None:
-    used = backend()
-    assert used.kv_layout.block_size(None, used.name) == 256
-    assert used.kv_layout.block_size(512, used.name) == 512
-    with pytest.raises(ModelUnavailable, match=r"--block-size is 300.*varlen \(FA2\).*give 512"):
-        used.kv_layout.block_size(300, used.name)
-    assert KVLayout().block_size(7, "numba") == 7
+    layout = backend().kv_layout
+    assert (layout.block_multiple, layout.usual_block_size) == (256, 256)
+    assert KVLayout().block_multiple == 1
 
 
 @pytest.mark.parametrize(

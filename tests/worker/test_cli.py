@@ -1,14 +1,15 @@
-"""The worker's help says what it does."""
+"""The worker's help says what it does, and its flags are checked before anything is loaded."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from millstream.__main__ import build
+from millstream.__main__ import build, main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
 
@@ -36,3 +37,28 @@ def test_the_help_shows_the_defaults_of_the_page(keyword: str) -> None:
     assert row is not None
     assert option is not None
     assert option[1] == row[1].strip("`")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--kv-dtype", "int4"), "--kv-dtype 'int4' is none of auto, "),
+        (("--dtype", "int3"), "--dtype 'int3' is none of auto, "),
+        (("--quantization", "int8", "--compile"), "--quantization int8 and --compile exclude each other"),
+        (("--admission", "x"), "--admission 'x' is none of first-fit, "),
+        (
+            ("--num-kv-blocks", "1", "--block-size", "1"),
+            "--num-kv-blocks 1 of --block-size 1 holds one token",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_what_can_never_be_is_one_line_before_anything_is_loaded(
+    flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["millstream", "worker", "--model", "no/such-model", *flags])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"millstream: {said}")
