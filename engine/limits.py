@@ -14,7 +14,7 @@ refused before the model is known is tried without it: the model or the memory m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain, combinations
 from typing import Any
 
@@ -150,7 +150,7 @@ def _refuse(faults: Iterator[_Fault], given: Given, ground: Ground | None) -> No
 
 def _left_out(given: Given, ground: Ground | None) -> list[Change]:
     """Ways that leave out as few options as can be: where no change of what is wrong leads anywhere."""
-    names = [name for name, value in asdict(given).items() if value is not None]
+    names = [field.name for field in fields(given) if getattr(given, field.name) is not None]
     for count in range(1, len(names) + 1):
         changes: list[Change] = [dict.fromkeys(some) for some in combinations(names, count)]
         ways = [way for change in changes if (way := _completed(change, given, ground)) is not None]
@@ -184,7 +184,8 @@ def _first_fault(given: Given, ground: Ground | None) -> _Fault | None:
 def _out_of_range(given: Given) -> Iterator[_Fault]:
     told: list[str] = []
     change: Change = {}
-    for name, value in asdict(given).items():
+    for name in (field.name for field in fields(given)):
+        value = getattr(given, name)
         wanted = int | float if name == "max_step_ms" else int
         is_number = isinstance(value, wanted) and not isinstance(value, bool)
         if value is not None and not (is_number and value > 0 and value >= _LEAST.get(name, 0)):
