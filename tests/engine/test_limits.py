@@ -6,6 +6,7 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import example
 from hypothesis import given as sampled
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -373,6 +374,7 @@ def test_what_is_proposed_before_loading_is_accepted(asked: Given) -> None:
 
 @settings(max_examples=300, deadline=None)
 @sampled(GIVEN, grounds())
+@example(Given(num_kv_blocks=1, block_size=1), ground())
 def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given, there: Ground) -> None:
     """Whether or not what needs no model was checked first, and after what that check proposes too."""
     if there.free < there.usual_block_size * there.token_bytes:
