@@ -6,9 +6,8 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import example
+from hypothesis import example, settings
 from hypothesis import given as sampled
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from engine.attention.kv_layout import KVLayout
