@@ -58,7 +58,7 @@ def test_every_pool_that_holds_one_row(policy: str, budget: int, tiny_model_dir:
                 block_size=8,
                 num_kv_blocks=num_kv_blocks,
                 max_num_batched_tokens=budget,
-                max_num_seqs=budget,
+                max_num_seqs=min(budget, num_kv_blocks),
                 admission=policy,
             )
         )
