@@ -101,7 +101,7 @@ def pack_linears(model: nn.Module, run: Callable[[], Any], kind: LinearKind = Pa
 
     Args:
         model: in evaluation mode.
-        kind: `PackedLinear`, or `Int8Linear`.
+        kind: `PackedLinear`, `HalvedLinear` or `Int8Linear`.
         run: calls the model once. Only layers that it calls are replaced: a module may also take a layer's weight and
             compute with that.
 

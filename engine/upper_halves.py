@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from engine.attention.numba_numbers import bits
+from engine.attention.numba_numbers import as_float32, bits
 from engine.packed_linear import LinearKind, PackedLinear
 
 FEW_ROWS = 16
@@ -89,7 +89,7 @@ def _multiply(
             for m in range(0, fours, 4):
                 sum0 = sum1 = sum2 = sum3 = np.float32(0.0)
                 for k in range(weight.shape[1]):
-                    number = np.uint32(np.uint32(weight[n, k]) << np.uint32(16)).view(np.float32)
+                    number = as_float32(weight[n, k])
                     sum0 += number * x[m, k]
                     sum1 += number * x[m + 1, k]
                     sum2 += number * x[m + 2, k]
@@ -98,5 +98,5 @@ def _multiply(
             for m in range(fours, x.shape[0]):
                 total = np.float32(0.0)
                 for k in range(weight.shape[1]):
-                    total += np.uint32(np.uint32(weight[n, k]) << np.uint32(16)).view(np.float32) * x[m, k]
+                    total += as_float32(weight[n, k]) * x[m, k]
                 out[m, n] = total
