@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import BinaryIO
 
+from broker.failpoints import reached
 from engine.dry_run import is_dry_run, open_dry_run
 from engine.interface import Delta, EngineCore, EngineStats
 from protocol import ModelUnavailable, OptionRefused, RequestError
@@ -88,7 +89,9 @@ def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
         if begun or refused:
             teller.tell(begun, refused)
         if engine.has_work():
-            teller.tell([], [to_piece(delta) for delta in engine.step()])
+            deltas = engine.step()
+            reached("stepped")
+            teller.tell([], [to_piece(delta) for delta in deltas])
 
 
 class Teller:
@@ -136,6 +139,7 @@ def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], 
             except RequestError as error:
                 refused.append(error_piece(request.id, error))
             else:
+                reached("started")
                 begun.append(
                     Begun(
                         request.id,

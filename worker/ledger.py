@@ -15,6 +15,7 @@ from typing import Any
 
 from broker import calls
 from broker.calls import Lease
+from broker.failpoints import reached
 from broker.script import Call
 from protocol import ErrorCode, JobError, TerminalState, TerminalType
 from worker.frames import Drop, Run, Step, ToModel
@@ -115,8 +116,11 @@ class Ledger:
         async with self._speaking:
             self._note_begun(step)
             spoken = list(self._calls_of(step))
+            if spoken:
+                reached("heard")
             answers = await self._link.run_all([call for _, call, _ in spoken])
             for (held, _, ends), answer in zip(spoken, answers, strict=True):
+                reached("finished" if ends else "published")
                 if ends:
                     self._after_end(held, answer)
                 elif answer.outcome == "lost":
@@ -182,6 +186,7 @@ class Ledger:
             return
         pairs = [(held.id, held.attempt) for held in holding]
         answers = await self._link.run(calls.renew(self._keys, self._worker, lease_ms, pairs))
+        reached("renewed")
         for held, answer in zip(holding, answers, strict=True):
             if held.key not in self._held:
                 continue  # ended while the answer was on its way
@@ -217,8 +222,10 @@ class Ledger:
             if not holding:
                 return
             await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
+            reached("checkpointed")
             triples = [(held.id, held.attempt, crashed and held.sent_at is not None) for held in holding]
             released = await self._link.run(calls.release(self._keys, self._worker, triples))
+            reached("handed_back")
             log.info("handed back %d jobs", released)
             self._suspects.clear()
             for held in holding:

@@ -22,6 +22,7 @@ import redis.exceptions
 
 from broker import calls
 from broker.calls import Lease
+from broker.failpoints import reached
 from broker.queue import AsyncQueue
 from protocol import ModelMismatch
 from worker.figures import WINDOW_S, Figures
@@ -219,6 +220,8 @@ class Worker:
             self._ledger.room_made.clear()
             asked = self._room()
             leases = await self._lease(asked) if asked > 0 else []
+            if leases:
+                reached("leased")
             await self._ledger.take(leases)
             if self._settings.burst and asked > 0 and not self._ledger and not self._stopping.is_set():
                 log.info("the queue is empty")
