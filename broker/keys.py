@@ -14,6 +14,10 @@ from protocol.job import Name
 
 GROUP = "workers"
 """The consumer group of every job stream."""
+PERMANENT = ("meta", "workers", "weights", "dead", "done:*")
+"""Keys, after a queue's base, that have no expiry and stand there without a job: the queue's own, dead letters until
+they are purged, and a bulk run's completions until the run ends. Every other key lives with a job that has not ended,
+or expires."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fakeredis
@@ -10,6 +11,7 @@ import pytest
 import redis
 
 import engine  # noqa: F401  first: it says how OpenMP's threads wait, which torch reads when it is loaded
+from tests.leaks import assert_nothing_leaked
 from tests.models import save_tiny, smollm2_gguf, tiny_recipe
 from tests.servers import KINDS, RealServer, require
 
@@ -24,15 +26,29 @@ def _session_servers() -> Iterator[dict[str, RealServer]]:
 
 
 @pytest.fixture(params=list(KINDS))
-def server(request: pytest.FixtureRequest, _session_servers: dict[str, RealServer]) -> RealServer:
+def server(request: pytest.FixtureRequest, _session_servers: dict[str, RealServer]) -> Iterator[RealServer]:
     """A real server, empty, of each kind in turn. Shared with other tests: neither stop nor configure it."""
     kind: str = request.param
     if kind not in _session_servers:
         _session_servers[kind] = require(KINDS[kind])(aof=False).start()
     shared = _session_servers[kind]
-    with redis.Redis.from_url(shared.url) as client:
+    with emptied(shared, request):
+        yield shared
+
+
+@contextmanager
+def emptied(server: RealServer, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A server without a key for one test, which must leave none that nobody would ever delete."""
+    with redis.Redis.from_url(server.url) as client:
         client.flushall()
-    return shared
+        yield
+        if "keys_broken_by_hand" not in request.fixturenames:
+            assert_nothing_leaked(client)
+
+
+@pytest.fixture
+def keys_broken_by_hand() -> None:
+    """Asked for by tests that put or take away keys themselves: the check for leaked keys is left out."""
 
 
 @pytest.fixture(params=list(KINDS))
@@ -40,6 +56,9 @@ def fresh_server(request: pytest.FixtureRequest) -> Iterator[RealServer]:
     """A real server of each kind in turn, with an append-only file, for this test alone: kill it at will."""
     with require(KINDS[request.param])() as own:
         yield own
+        if "keys_broken_by_hand" not in request.fixturenames:
+            with suppress(redis.ConnectionError, redis.TimeoutError), redis.Redis.from_url(own.url) as client:
+                assert_nothing_leaked(client)  # one that the test left dead holds nothing
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ def test_scripts_forgotten_all_the_time(queue: Queue, runner: Runner, server: Re
     names = [f"j{n}" for n in range(8)]
     with flushing_all_the_time(server.url):
         runner.run_all([calls.submit(KEYS, job(name)) for name in names])
-        leases = runner.run(calls.lease(KEYS, "w1", 1, 8, LONG_MS))
+        leases = runner.run(calls.lease(KEYS, "w1", 1, 8, LONG_MS)).leases
         for lease in leases:
             assert runner.run_all(whole_way(lease))[-1] == "ok"
     assert {lease.id for lease in leases} == set(names)
@@ -147,6 +147,7 @@ def test_scripts_forgotten_all_the_time(queue: Queue, runner: Runner, server: Re
     assert_drained(queue)
 
 
+@pytest.mark.usefixtures("keys_broken_by_hand")
 def test_a_call_that_the_server_refuses_raises_and_the_others_have_run(queue: Queue, runner: Runner) -> None:
     queue.client.set(KEYS.job("broken"), "no hash")
     many = [calls.submit(KEYS, job(name)) for name in ("a", "broken", "b")]

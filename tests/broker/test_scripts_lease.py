@@ -125,7 +125,7 @@ def test_reclaimed_jobs_go_before_new_ones(queue: Queue) -> None:
     first = Worker(queue).lease(2)
     put(queue, "c", priority="high")
     lapse(queue, "b")
-    queue.run(calls.release(KEYS, "w1", [(first[0].id, 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback(first[0].id, 1, False)]))
     assert ids_of(Worker(queue, "w2").lease(3)) == ["a", "b", "c"]
 
 
@@ -173,7 +173,7 @@ def test_a_group_lost_under_leased_jobs_runs_none_of_them_twice(queue: Queue) ->
     held, handed_back, _ = worker.lease(3)
     client: Any = queue.client
     client.xgroup_destroy(STREAM, "workers")
-    queue.run(calls.release(KEYS, "w1", [(handed_back.id, 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback(handed_back.id, 1, False)]))
     lapse(queue, "lapsed")
     others = Worker(queue, "w2").lease(10)
     assert sorted(ids_of(others)) == ["handed-back", "lapsed", "waits"]
@@ -256,7 +256,7 @@ def test_the_search_leaves_a_healthy_queue_alone(queue: Queue) -> None:
     queue.run(calls.heartbeat(KEYS, "w9", {}))
     worker = Worker(queue)
     lease, released = worker.lease(2)
-    queue.run(calls.release(KEYS, "w1", [(released.id, 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback(released.id, 1, False)]))
     say(queue, lease, 1, "x")
     before = snapshot(queue)
     beat_until_swept(queue)
@@ -264,6 +264,7 @@ def test_the_search_leaves_a_healthy_queue_alone(queue: Queue) -> None:
     assert {key for key in before if before[key] != after[key]} <= {KEYS.workers.encode()}
 
 
+@pytest.mark.usefixtures("keys_broken_by_hand")
 def test_the_search_goes_through_many_keys_in_pieces(queue: Queue) -> None:
     client: Any = queue.client
     with client.pipeline(transaction=False) as pipe:

@@ -188,7 +188,7 @@ def test_a_subscription_cut_in_the_middle(queue: Queue, watch: Watch) -> None:
     watcher.assert_whole()
 
 
-@pytest.mark.usefixtures("short_silence")
+@pytest.mark.usefixtures("short_silence", "keys_broken_by_hand")
 def test_live_messages_that_never_came(queue: Queue, watch: Watch) -> None:
     """A server may drop messages without closing anything: the next one shows the gap, and silence is not the end."""
     lease = started(queue)
@@ -212,7 +212,7 @@ def test_another_worker_goes_on(queue: Queue, watch: Watch) -> None:
     watcher = watch("a")
     say(queue, lease, 1, *WORDS[:5])
     watcher.take(5)
-    queue.run(calls.release(KEYS, "w1", [("a", 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, False)]))
     second = Worker(queue, "w2").lease_one()
     say(queue, second, 6, *WORDS[5:])
     end(queue, second, 20, TEXT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import redis
 
+from tests.conftest import emptied
 from tests.producer.program import Program
 from tests.servers import RealServer, ValkeyServer
 
@@ -18,11 +18,10 @@ def _one_server() -> Iterator[RealServer]:
 
 
 @pytest.fixture
-def url(_one_server: RealServer) -> str:
+def url(_one_server: RealServer, request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty server of one kind: what differs between kinds shows in the tests of broker and client."""
-    with redis.Redis.from_url(_one_server.url) as client:
-        client.flushall()
-    return _one_server.url
+    with emptied(_one_server, request):
+        yield _one_server.url
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.queue import Queue
+from tests.conftest import emptied
 from tests.servers import RealServer, ValkeyServer
 from tests.worker.harness import Workers, queue_at
 
@@ -19,10 +20,9 @@ def _valkey() -> Iterator[RealServer]:
 
 
 @pytest.fixture
-def queue(_valkey: RealServer) -> Iterator[Queue]:
+def queue(_valkey: RealServer, request: pytest.FixtureRequest) -> Iterator[Queue]:
     """An empty queue. The scripts are shown on both kinds of server in tests/broker; here one will do."""
-    with queue_at(_valkey.url) as queue:
-        queue.client.flushall()
+    with emptied(_valkey, request), queue_at(_valkey.url) as queue:
         yield queue
 
 

@@ -221,6 +221,7 @@ def test_a_model_that_is_not_there_is_one_line(workers: Workers) -> None:
     assert "Traceback" not in worker.log
 
 
+@pytest.mark.usefixtures("keys_broken_by_hand")
 @pytest.mark.parametrize("name", ["meta", "leases", "workers"])
 def test_a_foreign_key_in_a_queues_place_is_one_line(queue: Queue, workers: Workers, name: str) -> None:
     queue.client.set(queue.keys.base + name, "somebody else's")
