@@ -74,7 +74,7 @@ def measure(queue: Queue, jobs: int) -> Iterator[Row]:
     held: list[Lease] = []
     with timed(f"lease, {BATCH} at once", one_by_one + jobs) as row:
         number = 1
-        while leases := queue.run(calls.lease(KEYS, "bench", number, BATCH, 600_000)):
+        while leases := queue.run(calls.lease(KEYS, "bench", number, BATCH, 600_000)).leases:
             held += leases
             number += 1
     yield row

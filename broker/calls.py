@@ -11,13 +11,14 @@ from typing import Any, Literal
 from broker.keys import Keys
 from broker.script import Arg, Call, load
 from protocol import Fingerprint, Job, Result, State, TerminalState
+from protocol.job import DEFAULT_MAX_RETRIES
 
 DEFAULT_MAX_ENTRIES = 100_000
 """Jobs a queue holds (waiting and running) unless its meta says otherwise."""
 DEFAULT_MAX_BYTES = 1 << 30
 """Payload bytes a queue holds unless its meta says otherwise."""
-LONGEST_TTL_MS = 100 * 365 * 24 * 3600 * 1000
-"""A longer retention is cut to this: the server refuses times it cannot add, and only when the job ends."""
+LONGEST_MS = 100 * 365 * 24 * 3600 * 1000
+"""A longer time from now is cut to this: the server refuses times it cannot add, and only when the job ends."""
 ALIVE_MS = 15_000
 """A worker whose last heartbeat is older counts as gone."""
 FORGET_WORKER_MS = 10 * 60_000
@@ -50,6 +51,33 @@ class Lease:
     leased_ms: int
     """This lease, server clock: what the worker reckons the end from."""
     payload: bytes
+    deadline_ms: int | None = None
+    """When it is to be stopped, server clock; None: never."""
+    retries: int = 0
+    """How often it was handed back to be tried again later."""
+    max_retries: int = DEFAULT_MAX_RETRIES
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """What `lease` answered."""
+
+    leases: list[Lease]
+    next_ms: int | None
+    """Where fewer were granted than asked for: ms until something of this queue falls due (a lease lapses, the time
+    of a waiting job comes); 0: there is more to be had now; None: nothing is known to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handback:
+    """A lease that a worker gives back."""
+
+    id: str
+    attempt: int
+    crashed: bool = False
+    """The process that ran the job died."""
+    retry_in_ms: int = 0
+    """Above 0: the job is tried again, not before that time is over, and this counts as one of its retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +129,27 @@ class Status:
     dead: int
     paused: bool
     workers: tuple[WorkerBeat, ...]
+    delayed: int = 0
+    """How many of those that wait do so for their time."""
 
 
 def _text(raw: bytes | str) -> str:
     return raw.decode() if isinstance(raw, bytes) else raw
 
 
+def _ms(seconds: float | None) -> int:
+    return math.ceil(min((seconds or 0) * 1000, LONGEST_MS))
+
+
+def _times(job: Job) -> tuple[Arg, ...]:
+    """When it may start, when it must have ended, how often it is tried again: as `lua/submit.lua` takes them."""
+    retries = "" if job.max_retries == DEFAULT_MAX_RETRIES else job.max_retries
+    return _ms(job.not_before), _ms(job.delay_s), _ms(job.deadline), _ms(job.deadline_in_s), retries
+
+
 def submit(keys: Keys, job: Job) -> Call[Submitted]:
     """Store and queue a job."""
     payload = job.encode()
-    ttl_ms = math.ceil(min((job.result_ttl_s or 0) * 1000, LONGEST_TTL_MS))
 
     def read(reply: list[Any]) -> Submitted:
         outcome: Any = _text(reply[0])
@@ -127,23 +166,30 @@ def submit(keys: Keys, job: Job) -> Call[Submitted]:
         job.priority,
         job.tenant,
         job.run or "",
-        ttl_ms,
+        _ms(job.result_ttl_s),
         DEFAULT_MAX_ENTRIES,
         DEFAULT_MAX_BYTES,
+        *_times(job),
     )
     return Call(load("submit"), keys.meta, args, read)
 
 
-def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Call[list[Lease]]:
+def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Call[Leased]:
     """Lease up to `count` jobs. `number` is the worker's own count of its lease requests, from 1."""
 
-    def read(reply: list[Any]) -> list[Lease]:
-        return [
-            Lease(_text(id_), attempt, crashes, logged, started, now, payload)
-            for id_, attempt, crashes, logged, started, now, payload in reply
-        ]
+    def read(reply: list[Any]) -> Leased:
+        granted, next_ms = reply
+        return Leased([_lease(grant) for grant in granted], None if next_ms < 0 else next_ms)
 
     return Call(load("lease"), keys.meta, (keys.base, worker, number, count, lease_ms), read)
+
+
+def _lease(grant: list[Any]) -> Lease:
+    id_, attempt, crashes, logged, started, now, payload, deadline, retries, most = grant
+    max_retries = DEFAULT_MAX_RETRIES if most < 0 else most
+    return Lease(
+        _text(id_), attempt, crashes, logged, started, now, payload, deadline or None, retries, max_retries
+    )
 
 
 def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:
@@ -189,10 +235,10 @@ def finish(
     return Call(load("finish"), keys.meta, args, read)
 
 
-def release(keys: Keys, worker: str, held: Sequence[tuple[str, int, bool]]) -> Call[int]:
-    """Hand leases back, given as (id, attempt, crashed); the number handed back."""
-    triples = [part for id_, attempt, crashed in held for part in (id_, attempt, int(crashed))]
-    return Call(load("release"), keys.meta, (keys.base, worker, *triples), int)
+def release(keys: Keys, worker: str, handed: Sequence[Handback]) -> Call[int]:
+    """Hand leases back; the number handed back."""
+    parts = [part for one in handed for part in (one.id, one.attempt, int(one.crashed), one.retry_in_ms)]
+    return Call(load("release"), keys.meta, (keys.base, worker, *parts), int)
 
 
 def cancel(keys: Keys, job_id: str) -> Call[tuple[Cancelled, State | None]]:
@@ -241,13 +287,14 @@ def status(keys: Keys) -> Call[Status]:
     """The queue at a glance."""
 
     def read(reply: list[Any]) -> Status:
-        now, bound, entries, size, running, dead, paused, beats = reply
+        now, bound, entries, size, running, dead, paused, delayed, beats = reply
         workers = []
         for worker, beat in zip(beats[::2], beats[1::2], strict=True):
             at, _, info = _text(beat).partition(" ")
             workers.append(WorkerBeat(_text(worker), int(now) - int(at), json.loads(info)))
         fingerprint = Fingerprint.model_validate_json(bound) if bound is not None else None
-        return Status(fingerprint, entries - running, running, size, dead, paused == 1, tuple(workers))
+        waiting = entries - running
+        return Status(fingerprint, waiting, running, size, dead, paused == 1, tuple(workers), delayed)
 
     return Call(load("status"), keys.meta, (keys.base,), read)
 

@@ -24,6 +24,13 @@ class ErrorCode(StrEnum):
     CRASHED_WORKER = "crashed_worker"
     LOST_PAYLOAD = "lost_payload"
     QUEUE_FULL = "queue_full"
+    DEVICE_ERROR = "device_error"
+    """Memory or device failed under it; another try may pass."""
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+
+
+MAY_PASS = frozenset({ErrorCode.DEVICE_ERROR})
+"""Errors after which a job is tried again; with every other one the next try would end as this one did."""
 
 
 class MillstreamError(Exception):

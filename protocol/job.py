@@ -23,6 +23,7 @@ Flag = Annotated[bool, Field(strict=True)]
 """Neither "no" nor 1: what is written is what is meant, as in `SamplingParams`."""
 
 DEFAULT_RESULT_TTL_S = 7 * 24 * 3600.0
+DEFAULT_MAX_RETRIES = 3
 MAX_CHOICES = 1024
 """Most choices of one job: prompts times `n`."""
 
@@ -34,6 +35,7 @@ def _prompt_kind(prompt: Any) -> str:
     return "texts" if isinstance(first, str) else "lists of ids" if isinstance(first, list) else "ids"
 
 
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
@@ -85,6 +87,27 @@ class Job(BaseModel):
     """False: nobody watches token by token, so the log is written in larger pieces."""
     result_ttl_s: Annotated[float, Field(ge=0)] | None = DEFAULT_RESULT_TTL_S
     """How long the result is kept after the end, in seconds. 0 or None: until it is deleted."""
+
+    not_before: Seconds | None = None
+    """When it may start, in seconds since the epoch by the server's clock."""
+    delay_s: Seconds | None = None
+    """The same, in seconds from its submission."""
+    deadline: Seconds | None = None
+    """When it is no longer wanted, as `not_before`: it never starts after it, and is stopped at it."""
+    deadline_in_s: Seconds | None = None
+    """The same, in seconds from its submission."""
+    max_retries: Annotated[int, Field(strict=True, ge=0, le=100)] = DEFAULT_MAX_RETRIES
+    """How often it is tried again after an error that can pass (`protocol.errors.MAY_PASS`)."""
+
+    @model_validator(mode="after")
+    def _times(self) -> Self:
+        for absolute, relative in (("not_before", "delay_s"), ("deadline", "deadline_in_s")):
+            if getattr(self, absolute) is not None and getattr(self, relative) is not None:
+                raise ValueError(f"give one of {absolute} and {relative}")
+        for start, end in ((self.not_before, self.deadline), (self.delay_s, self.deadline_in_s)):
+            if start is not None and end is not None and end <= start:
+                raise ValueError("it may start only after its deadline: give a later one")
+        return self
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:

@@ -7,6 +7,7 @@ local state = redis.call('HGET', job_key(id), 'state')
 if not state then return {'unknown'} end
 if TERMINAL[state] then return {'ended', state} end
 local now = server_ms()
+if expire(id, now) then return {'ended', 'expired'} end
 if state == 'queued' or tonumber(redis.call('ZSCORE', leases, id) or 0) <= now then
   cancel_unowned(id, 'cancelled while it waited', now)
   return {'cancelled'}

@@ -5,16 +5,21 @@
 --                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up),
 --                                  sweep (cursor of the heartbeats' search for stray jobs)
 --   <base>job:<id>         hash    payload digest state attempt crashes worker priority tenant run ttl entry bytes
---                                  submitted started finished (ms, server clock) cancel
+--                                  submitted started finished (ms, server clock) cancel; where there is such a thing
+--                                  not_before deadline (ms) retries max_retries letter requeued history
 --   <base>jobs:<p>:<t>     stream  {id}; consumer group "workers"; deleted when empty
 --   <base>tenants:<p>      zset    tenant -> virtual time, while it has undelivered entries
 --   <base>leases           zset    id -> server time (ms) at which the lease lapses; 0 = handed back
+--   <base>delayed          zset    id -> server time (ms) before which nobody may have it: jobs with a time of their
+--                                  own, which have no entry yet, and jobs that are tried again, which have one
+--   <base>deadlines        zset    id -> server time (ms) at which its deadline is looked at
+--   <base>weights          hash    tenant -> share of its picks beside a tenant of weight 1
 --   <base>lease:<worker>   string  the last lease reply of a worker, so that it can be repeated; expires
 --   <base>log:<id>         list    events, index = seq - 1
 --   <base>tokens:<id>      channel the same events
 --   <base>result:<id>      string  the result, JSON
 --   <base>done:<run>       stream  {id, state}: completions of one bulk run
---   <base>dead             stream  {id, reason, raw}: dead letters
+--   <base>dead             stream  {id, reason, raw, attempt, crashes, worker}: dead letters
 --   <base>workers          hash    worker -> "<server ms> <json>"
 --   <base>control          channel wake, cancel:<id>
 --
@@ -23,6 +28,9 @@
 local base = ARGV[1]
 local meta = base .. 'meta'
 local leases = base .. 'leases'
+local delayed = base .. 'delayed'
+local deadlines = base .. 'deadlines'
+local dead = base .. 'dead'
 local GROUP = 'workers'
 local TERMINAL = {succeeded = true, failed = true, cancelled = true, expired = true, dead = true}
 
@@ -49,8 +57,30 @@ local function append_events(id, first, events)
   return logged, true
 end
 
+-- What one pick of a tenant costs it in virtual time.
+local function cost_of(tenant) return 1 / tonumber(redis.call('HGET', base .. 'weights', tenant) or 1) end
+
+-- Only a worker that found too little is told: at 10,000 submits a second nobody wants 10,000 wake-ups.
+local function wake_hungry()
+  if redis.call('HDEL', meta, 'hungry') == 1 then redis.call('PUBLISH', base .. 'control', 'wake') end
+end
+
+-- Give a job its entry. A tenant that comes (back) starts one pick behind the virtual time of the last one (start-time
+-- fair queueing): it neither waits for the others' past nor spends its own idle time as credit. Not level with it:
+-- tenants that submit one job at a time and come back after each would then always be first.
+local function put_in_line(id, priority, tenant)
+  local stream = stream_key(priority, tenant)
+  if redis.call('EXISTS', stream) == 0 then
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  end
+  redis.call('HSET', job_key(id), 'entry', redis.call('XADD', stream, '*', 'id', id))
+  local virtual_time = redis.call('HGET', meta, 'vt:' .. priority) or 0
+  redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', virtual_time + cost_of(tenant), tenant)
+end
+
 -- Drop an entry for good. The stream goes with its last entry, and its tenant with the stream.
 local function drop_entry(priority, tenant, entry)
+  if entry == '' then return end
   local stream = stream_key(priority, tenant)
   redis.pcall('XACK', stream, GROUP, entry)
   redis.call('XDEL', stream, entry)
@@ -66,6 +96,8 @@ local function end_job(id, state, result, now)
   local f = redis.call('HMGET', job, 'priority', 'tenant', 'entry', 'bytes', 'ttl', 'run')
   drop_entry(f[1], f[2], f[3])
   redis.call('ZREM', leases, id)
+  redis.call('ZREM', delayed, id)
+  redis.call('ZREM', deadlines, id)
   redis.call('HINCRBY', meta, 'entries', -1)
   redis.call('HINCRBY', meta, 'bytes', -tonumber(f[4]))
   redis.call('HSET', job, 'state', state, 'finished', now)
@@ -112,14 +144,93 @@ local function logged_choices(id, reason)
   return '[' .. table.concat(order, ',') .. ']'
 end
 
--- Cancel a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
-local function cancel_unowned(id, message, now)
+-- End a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
+local function end_unowned(id, state, code, message, now)
   local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt'))
   local seq = redis.call('LLEN', base .. 'log:' .. id) + 1
-  local result = cjson.encode({v = 1, id = id, state = 'cancelled', attempt = attempt, finished_at = now / 1000,
-    error = {code = 'cancelled', message = message}})
-  result = string.sub(result, 1, -2) .. ',"choices":' .. logged_choices(id, 'cancelled') .. '}'
-  append_events(id, seq, {cjson.encode({type = 'cancelled', id = id, seq = seq, attempt = attempt,
-    code = 'cancelled', message = message})})
-  end_job(id, 'cancelled', result, now)
+  local result = cjson.encode({v = 1, id = id, state = state, attempt = attempt, finished_at = now / 1000,
+    error = {code = code, message = message}})
+  local choices = logged_choices(id, state == 'cancelled' and 'cancelled' or 'error')
+  result = string.sub(result, 1, -2) .. ',"choices":' .. choices .. '}'
+  append_events(id, seq, {cjson.encode({type = state, id = id, seq = seq, attempt = attempt, code = code,
+    message = message})})
+  end_job(id, state, result, now)
+end
+
+local function cancel_unowned(id, message, now) end_unowned(id, 'cancelled', 'cancelled', message, now) end
+
+-- End a job past its deadline, unless a worker holds it, which stops it then. Returns whether it ended.
+local function expire(id, now)
+  local f = redis.call('HMGET', job_key(id), 'state', 'deadline')
+  if not f[1] or TERMINAL[f[1]] or not f[2] or tonumber(f[2]) > now then return false end
+  if f[1] == 'running' and tonumber(redis.call('ZSCORE', leases, id) or 0) > now then return false end
+  local message = f[1] == 'running' and 'its deadline passed after its worker was lost'
+    or 'its deadline passed while it waited'
+  end_unowned(id, 'expired', 'deadline_exceeded', message, now)
+  return true
+end
+
+-- Jobs whose time has come: one without an entry gets it, one that is tried again can be leased at once.
+local MOST_DUE = 500 -- in one call: a script holds up the whole server
+local function release_due(now)
+  local due = redis.call('ZRANGE', delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_DUE)
+  for _, id in ipairs(due) do
+    redis.call('ZREM', delayed, id)
+    local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'priority', 'tenant')
+    if f[1] == 'queued' and f[2] == '' then
+      put_in_line(id, f[3], f[4])
+    elseif f[1] == 'queued' then
+      redis.call('ZADD', leases, 0, id)
+    end
+  end
+  if #due > 0 then wake_hungry() end
+end
+
+-- End what waits past its deadline. What runs is its owner's to stop: it is looked at again when its lease lapses.
+local MOST_EXPIRED = 100
+local function expire_overdue(now)
+  for _, id in ipairs(redis.call('ZRANGE', deadlines, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_EXPIRED)) do
+    if not expire(id, now) then
+      local lapses = tonumber(redis.call('ZSCORE', leases, id) or 0)
+      if redis.call('HGET', job_key(id), 'state') == 'running' and lapses > now then
+        redis.call('ZADD', deadlines, lapses, id)
+      else
+        redis.call('ZREM', deadlines, id)
+      end
+    end
+  end
+end
+
+-- Whether the queue's bounds have no room for a payload of that size: nil, or the reply that says so.
+local function no_room(size, most_entries, most_bytes)
+  local m = redis.call('HMGET', meta, 'entries', 'bytes', 'max_entries', 'max_bytes')
+  local entries, bytes = tonumber(m[1] or 0), tonumber(m[2] or 0)
+  local max_entries, max_bytes = tonumber(m[3] or most_entries), tonumber(m[4] or most_bytes)
+  if entries + 1 > max_entries or bytes + size > max_bytes then
+    return {'full', entries, bytes, max_entries, max_bytes}
+  end
+end
+
+-- Count a stored job and have it wait: in its stream, or for its time. `times` are the arguments of submit.
+local function begin_life(id, size, times)
+  local job, now = job_key(id), server_ms()
+  redis.call('HSET', job, 'state', 'queued', 'crashes', 0, 'entry', '', 'bytes', size, 'submitted', now)
+  redis.call('HINCRBY', meta, 'entries', 1)
+  redis.call('HINCRBY', meta, 'bytes', size)
+  if times.max_retries ~= '' then redis.call('HSET', job, 'max_retries', times.max_retries) end
+  local deadline = tonumber(times.deadline)
+  if times.deadline_in ~= '0' then deadline = now + times.deadline_in end
+  if deadline > 0 then
+    redis.call('HSET', job, 'deadline', deadline)
+    redis.call('ZADD', deadlines, deadline, id)
+  end
+  local due = math.max(tonumber(times.not_before), now + times.delay)
+  if due > now then
+    redis.call('HSET', job, 'not_before', due)
+    redis.call('ZADD', delayed, due, id)
+  else
+    local f = redis.call('HMGET', job, 'priority', 'tenant')
+    put_in_line(id, f[1], f[2])
+  end
+  wake_hungry()
 end

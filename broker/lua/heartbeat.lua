@@ -1,4 +1,5 @@
--- Note that a worker lives; forget workers not heard of for a long time; look for jobs that fell out of the queue.
+-- Note that a worker lives; forget workers not heard of for a long time; look for jobs that fell out of the queue, and
+-- for those whose time has come or is over.
 -- ARGV: base, worker, info (JSON), how old a heartbeat is forgotten (ms)
 -- Reply: 'ok' | 'unknown': noted, but the queue did not know the worker (it was emptied, or bound to another model)
 -- Again: beating twice is beating once.
@@ -10,7 +11,7 @@ local workers = base .. 'workers'
 -- A whole scan that finds none while nothing is leased shows that the counts are wrong: job hashes were deleted.
 local function sweep()
   local m = redis.call('HMGET', meta, 'entries', 'sweep')
-  local leased = redis.call('ZCARD', leases)
+  local leased = redis.call('ZCARD', leases) + redis.call('ZCARD', delayed)
   local tenants = base .. 'tenants:'
   if tonumber(m[1] or 0) <= leased
     or redis.call('EXISTS', tenants .. 'high', tenants .. 'normal', tenants .. 'low') > 0 then return end
@@ -18,9 +19,14 @@ local function sweep()
   local cursor, found = step[1], 0
   for _, job in ipairs(step[2]) do
     local id, state = string.sub(job, #job_key('') + 1), redis.call('HGET', job, 'state')
-    if state and not TERMINAL[state] and not redis.call('ZSCORE', leases, id) then
-      -- Its owner may live where only the leases were lost: it has a minute to renew.
-      redis.call('ZADD', leases, state == 'running' and now + 60000 or 0, id)
+    if state and not TERMINAL[state] and not redis.call('ZSCORE', leases, id)
+      and not redis.call('ZSCORE', delayed, id) then
+      if state == 'running' then
+        -- Its owner may live where only the leases were lost: it has a minute to renew.
+        redis.call('ZADD', leases, now + 60000, id)
+      else
+        redis.call('ZADD', delayed, redis.call('HGET', job, 'not_before') or 0, id)
+      end
       found = found + 1
     end
   end
@@ -40,6 +46,8 @@ for i = 1, #beats, 2 do
   end
 end
 sweep()
+release_due(now)
+expire_overdue(now)
 local known = redis.call('HEXISTS', workers, ARGV[2]) == 1
 redis.call('HSET', workers, ARGV[2], string.format('%.0f', now) .. ' ' .. ARGV[3])
 return known and 'ok' or 'unknown'

@@ -1,15 +1,33 @@
 -- Lease up to `count` jobs to a worker: lapsed leases first, then new entries by priority and tenant.
 -- ARGV: base, worker, request number, count, lease (ms)
--- Reply: array of {id, attempt, crashes, logged events, started (ms), now (ms), payload}
+-- Reply: {array of {id, attempt, crashes, logged events, started (ms), now (ms), payload, deadline (ms, 0 none),
+--        retries, max_retries (-1 the default)}, ms until something falls due (0 there is more now, -1 nothing known)}
 -- Again: a repeated request number is answered with what the first call granted and this worker still holds.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
 local MOST_CLEARED = 1000 -- entries that are no jobs, cleared in one call: a script holds up the whole server
+local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
+local granted, granted_bytes = {}, 0
 
+-- A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
 local function describe(id)
-  local f = redis.call('HMGET', job_key(id), 'attempt', 'crashes', 'started', 'payload')
-  return {id, tonumber(f[1]), tonumber(f[2]), redis.call('LLEN', base .. 'log:' .. id), tonumber(f[3]), now, f[4]}
+  local f = redis.call('HMGET', job_key(id), 'attempt', 'crashes', 'started', 'payload', 'deadline', 'retries',
+    'max_retries')
+  local payload = f[4] or ''
+  granted_bytes = granted_bytes + #payload
+  return {id, tonumber(f[1]), tonumber(f[2]), redis.call('LLEN', base .. 'log:' .. id), tonumber(f[3]), now, payload,
+    tonumber(f[5] or 0), tonumber(f[6] or 0), tonumber(f[7] or -1)}
+end
+
+-- How long until something falls due. Not what is due already: a paused queue would be asked again and again.
+local function next_ms()
+  local soonest = -1
+  for _, times in ipairs({leases, delayed, deadlines}) do
+    local first = redis.call('ZRANGE', times, '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+    if first[2] and (soonest < 0 or first[2] - now < soonest) then soonest = first[2] - now end
+  end
+  return soonest
 end
 
 local last = redis.call('GET', memo)
@@ -23,11 +41,12 @@ if last then
         again[#again + 1] = describe(grant[1])
       end
     end
-    return again
+    return {again, #again < count and next_ms() or -1}
   end
 end
 
-local granted = {}
+local function has_room() return #granted < count and granted_bytes < MOST_BYTES end
+
 local function grant(id)
   local job = job_key(id)
   redis.call('HINCRBY', job, 'attempt', 1)
@@ -40,16 +59,18 @@ end
 local function reclaim()
   local lapsed = redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, count)
   for _, id in ipairs(lapsed) do
+    if not has_room() then break end
     local f = redis.call('HMGET', job_key(id), 'state', 'cancel', 'priority', 'tenant', 'entry')
     if not f[1] or TERMINAL[f[1]] then
       redis.call('ZREM', leases, id)
     elseif f[2] then
       cancel_unowned(id, 'cancelled after its worker was lost', now)
-    else
+    elseif not expire(id, now) then
       redis.pcall('XCLAIM', stream_key(f[3], f[4]), GROUP, worker, 0, f[5], 'JUSTID')
       grant(id)
     end
   end
+  return #lapsed == count
 end
 
 -- One undelivered entry of a stream, or nil. The group is made again (from the start) if it is gone.
@@ -79,7 +100,7 @@ local function take(priority, tenant)
     drop_entry(priority, tenant, entry[1])
   elseif f[1] ~= 'queued' or f[3] ~= entry[1] then
     drop_entry(priority, tenant, entry[1]) -- an entry somebody copied: its job has one of its own
-  else
+  elseif not expire(id, now) then
     grant(id)
   end
   return true
@@ -101,7 +122,7 @@ local function pick(number_of_pick)
     while first[1] do
       if take(priority, first[1]) then
         redis.call('HSET', meta, 'vt:' .. priority, first[2])
-        redis.call('ZADD', tenants, 'XX', first[2] + 1, first[1])
+        redis.call('ZADD', tenants, 'XX', first[2] + cost_of(first[1]), first[1])
         return true
       end
       redis.call('ZREM', tenants, first[1])
@@ -111,20 +132,27 @@ local function pick(number_of_pick)
   return false
 end
 
+release_due(now)
+expire_overdue(now)
+local more = false
 if redis.call('HGET', meta, 'paused') ~= '1' then
-  reclaim()
+  more = reclaim()
   local picks = tonumber(redis.call('HGET', meta, 'picks') or 0)
   local from = picks
   local limit = from + count + MOST_CLEARED
-  while #granted < count and picks < limit and pick(picks) do picks = picks + 1 end
+  while has_room() and picks < limit and pick(picks) do picks = picks + 1 end
   if picks > from then redis.call('HSET', meta, 'picks', picks) end
-  if picks == limit then redis.call('PUBLISH', base .. 'control', 'wake') end
+  more = more or picks == limit or not has_room()
 end
-if #granted < count then redis.call('HSET', meta, 'hungry', 1) end
+local falls_due = -1
+if #granted < count then
+  falls_due = more and 0 or next_ms()
+  if not more then redis.call('HSET', meta, 'hungry', 1) end
+end
 
 local grants = {}
 for i, g in ipairs(granted) do grants[i] = {g[1], g[2]} end
 if #grants > 0 then
   redis.call('SET', memo, cjson.encode({number = number, grants = grants}), 'PX', math.max(lease_ms, 60000))
 end
-return granted
+return {granted, falls_due}

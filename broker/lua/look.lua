@@ -1,5 +1,7 @@
--- Where a job stands. Reads only.
+-- Where a job stands. One past its deadline that nobody runs ends here: it must not look as if it still waited.
 -- ARGV: base, id
 -- Reply: {state | false, result | false, attempt, worker}
+-- Again: a job that has ended stays as it is.
+expire(ARGV[2], server_ms())
 local f = redis.call('HMGET', job_key(ARGV[2]), 'state', 'attempt', 'worker')
 return {f[1], redis.call('GET', base .. 'result:' .. ARGV[2]), tonumber(f[2] or 0), f[3] or ''}

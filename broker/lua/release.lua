@@ -1,13 +1,14 @@
 -- Hand leases back, so that others can take the jobs at once.
--- ARGV: base, worker, then id, attempt, crashed (0 | 1: its process died while it ran the job) for each
+-- ARGV: base, worker, then id, attempt, crashed (0 | 1: its process died while it ran the job), retry in (ms, 0: it may
+--       be taken at once; else it is tried again then, and counts as a retry) for each
 -- Reply: how many were handed back
 -- Again: a job handed back is no longer 'running' under that attempt, so the second call changes nothing.
 local worker = ARGV[2]
 local now = server_ms()
 local released = 0
-for i = 3, #ARGV, 3 do
+for i = 3, #ARGV, 4 do
   local id = ARGV[i]
-  local job = job_key(id)
+  local job, retry_in = job_key(id), tonumber(ARGV[i + 3])
   local f = redis.call('HMGET', job, 'state', 'attempt', 'worker', 'cancel')
   if f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker then
     redis.call('HINCRBY', job, 'crashes', ARGV[i + 2])
@@ -15,7 +16,14 @@ for i = 3, #ARGV, 3 do
       cancel_unowned(id, 'cancelled while it was handed over', now)
     else
       redis.call('HSET', job, 'state', 'queued', 'worker', '')
-      redis.call('ZADD', leases, 0, id)
+      if retry_in > 0 then
+        redis.call('HINCRBY', job, 'retries', 1)
+        redis.call('ZREM', leases, id)
+        redis.call('ZADD', delayed, now + retry_in, id)
+      else
+        redis.call('ZADD', leases, 0, id)
+      end
+      expire(id, now)
     end
     released = released + 1
   end

@@ -46,9 +46,12 @@ class Worker:
         self.name = name
         self.requests = 0
 
-    def lease(self, count: int = 1, lease_ms: int = LONG_MS) -> list[Lease]:
+    def ask(self, count: int = 1, lease_ms: int = LONG_MS) -> calls.Leased:
         self.requests += 1
         return self.queue.run(calls.lease(self.queue.keys, self.name, self.requests, count, lease_ms))
+
+    def lease(self, count: int = 1, lease_ms: int = LONG_MS) -> list[Lease]:
+        return self.ask(count, lease_ms).leases
 
     def lease_one(self, lease_ms: int = LONG_MS) -> Lease:
         (lease,) = self.lease(1, lease_ms)

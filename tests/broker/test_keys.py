@@ -94,10 +94,25 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
 def test_a_script_builds_every_key_from_the_base(name: str) -> None:
     """The key of each command is a name built from the base, or a variable that holds one."""
     source = (LUA / name).read_text()
-    built = {"meta", "leases", "log", "job", "stream", "memo", "workers", "tenants"}
+    built = {
+        "meta",
+        "leases",
+        "delayed",
+        "deadlines",
+        "dead",
+        "log",
+        "job",
+        "stream",
+        "memo",
+        "workers",
+        "tenants",
+        "times",
+    }
     for key in re.findall(r"redis\.p?call\('(?!TIME|SCAN|XREADGROUP|XGROUP)[A-Z]+', ([^,)]+)", source):
         assert re.match(r"(base|job_key\(|stream_key\(|tenants) ?", key) or key in built, key
-    for variable in re.findall(r"local (memo|stream|log|job|workers|tenants) = (.+)", source):
+    for variable in re.findall(
+        r"local (memo|stream|log|job|workers|tenants|leases|delayed|deadlines|dead) = (.+)", source
+    ):
         assert re.match(r"base \.\.|job_key\(|stream_key\(", variable[1]), variable
 
 
@@ -115,7 +130,7 @@ def test_calls_declare_their_key_and_carry_no_time(monkeypatch: pytest.MonkeyPat
                 calls.renew(keys, "w", 1000, held),
                 calls.publish(keys, "a", 1, 1, [b"{}"]),
                 calls.finish(keys, "a", 1, "succeeded", b"{}", 1, [b"{}"]),
-                calls.release(keys, "w", [("a", 1, True)]),
+                calls.release(keys, "w", [calls.Handback("a", 1, True)]),
                 calls.cancel(keys, "a"),
                 calls.look(keys, "a"),
                 calls.register(keys, "w", MODEL),

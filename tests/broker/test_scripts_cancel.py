@@ -105,7 +105,7 @@ def test_a_marked_job_that_is_handed_back_ends(queue: Queue) -> None:
     lease = Worker(queue).lease_one()
     say(queue, lease, 1, "so ", "far")
     cancel(queue)
-    assert queue.run(calls.release(KEYS, "w1", [("a", 1, False)])) == 1
+    assert queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, False)])) == 1
     assert_cancelled(queue, "so far")
 
 
@@ -135,7 +135,7 @@ def test_a_job_whose_worker_is_lost_ends_at_once(queue: Queue) -> None:
 def test_a_job_handed_back_ends_at_once(queue: Queue) -> None:
     put(queue, "a")
     Worker(queue).lease_one()
-    queue.run(calls.release(KEYS, "w1", [("a", 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, False)]))
     assert cancel(queue) == ("cancelled", None)
     assert_cancelled(queue)
 
@@ -168,12 +168,12 @@ def test_what_was_logged_of_several_choices_is_kept_byte_for_byte(queue: Queue) 
 def test_owners_and_watchers_are_told_at_once(queue: Queue) -> None:
     put(queue, "waits", "runs")
     Worker(queue).lease_one()
-    queue.run(calls.release(KEYS, "w1", [("waits", 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("waits", 1, False)]))
     with queue.client.pubsub() as channel:
         channel.subscribe(KEYS.control, KEYS.tokens("waits"))
         assert hear(channel, 1, timeout_s=0.05) == []
         Worker(queue, "w2").lease(2)
-        queue.run(calls.release(KEYS, "w2", [("waits", 2, False)]))
+        queue.run(calls.release(KEYS, "w2", [calls.Handback("waits", 2, False)]))
         cancel(queue, "waits")
         cancel(queue, "runs")
         heard = hear(channel, 3)

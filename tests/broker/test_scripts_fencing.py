@@ -34,7 +34,7 @@ ZOMBIE: dict[str, tuple[Callable[[Lease], calls.Call[Any]], Any]] = {
     "renew": (lambda _: calls.renew(KEYS, "w1", LONG_MS, [("a", 1)]), ["lost"]),
     "finish": (lambda old: finish_call(KEYS, old, 2, "xy"), "lost"),
     "finish as dead": (lambda old: finish_call(KEYS, old, 2, state="dead", dead_reason="why"), "lost"),
-    "release": (lambda _: calls.release(KEYS, "w1", [("a", 1, True)]), 0),
+    "release": (lambda _: calls.release(KEYS, "w1", [calls.Handback("a", 1, True)]), 0),
 }
 
 
@@ -49,12 +49,12 @@ def taken_over_and_ended(queue: Queue) -> None:
 
 
 def handed_back(queue: Queue) -> None:
-    assert queue.run(calls.release(KEYS, "w1", [("a", 1, False)])) == 1
+    assert queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, False)])) == 1
 
 
 def taken_again_by_itself(queue: Queue) -> None:
     lapse(queue, "a")
-    (again,) = queue.run(calls.lease(KEYS, "w1", 2, 1, LONG_MS))
+    (again,) = queue.run(calls.lease(KEYS, "w1", 2, 1, LONG_MS)).leases
     assert again.attempt == 2
 
 
@@ -82,7 +82,7 @@ def test_renew_belongs_to_the_worker_that_holds_the_lease(queue: Queue) -> None:
     put(queue, "a")
     Worker(queue).lease_one()
     assert queue.run(calls.renew(KEYS, "w2", LONG_MS, [("a", 1)])) == ["lost"]
-    assert queue.run(calls.release(KEYS, "w2", [("a", 1, False)])) == 0
+    assert queue.run(calls.release(KEYS, "w2", [calls.Handback("a", 1, False)])) == 0
 
 
 def test_a_lapsed_lease_that_nobody_took_can_be_renewed(queue: Queue) -> None:

@@ -85,10 +85,10 @@ def test_submit_again_is_the_same_job(queue: Queue) -> None:
 def test_lease_again_is_the_same_lease(queue: Queue) -> None:
     put(queue, "a", "b", "c")
     first, second = twice(queue, calls.lease(KEYS, "w1", 1, 2, LONG_MS))
-    assert [(lease.id, lease.attempt) for lease in first] == [("a", 1), ("b", 1)]
-    assert [lease.payload for lease in second] == [lease.payload for lease in first]
-    assert [(lease.id, lease.attempt, lease.started_ms) for lease in second] == [
-        (lease.id, lease.attempt, lease.started_ms) for lease in first
+    assert [(lease.id, lease.attempt) for lease in first.leases] == [("a", 1), ("b", 1)]
+    assert [lease.payload for lease in second.leases] == [lease.payload for lease in first.leases]
+    assert [(lease.id, lease.attempt, lease.started_ms) for lease in second.leases] == [
+        (lease.id, lease.attempt, lease.started_ms) for lease in first.leases
     ]
 
 
@@ -97,29 +97,29 @@ def test_lease_again_leaves_out_what_is_no_longer_held(queue: Queue) -> None:
     worker = Worker(queue)
     kept, ended, released = worker.lease(3)
     assert end(queue, ended) == "ok"
-    queue.run(calls.release(KEYS, "w1", [(released.id, released.attempt, False)]))
-    again = queue.run(calls.lease(KEYS, "w1", worker.requests, 3, LONG_MS))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback(released.id, released.attempt, False)]))
+    again = queue.run(calls.lease(KEYS, "w1", worker.requests, 3, LONG_MS)).leases
     assert [lease.id for lease in again] == [kept.id]
 
 
 def test_an_empty_lease_again_may_grant_what_came_since(queue: Queue) -> None:
     call = calls.lease(KEYS, "w1", 1, 1, LONG_MS)
-    assert queue.run(call) == []
+    assert queue.run(call) == calls.Leased([], None)
     put(queue, "a")
-    assert [lease.id for lease in queue.run(call)] == ["a"]
-    assert [lease.id for lease in queue.run(call)] == ["a"]
+    assert [lease.id for lease in queue.run(call).leases] == ["a"]
+    assert [lease.id for lease in queue.run(call).leases] == ["a"]
 
 
 def test_a_lease_of_the_same_number_by_another_worker_is_its_own(queue: Queue) -> None:
     put(queue, "a", "b")
-    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w1", 1, 1, LONG_MS))] == ["a"]
-    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w2", 1, 1, LONG_MS))] == ["b"]
+    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w1", 1, 1, LONG_MS)).leases] == ["a"]
+    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w2", 1, 1, LONG_MS)).leases] == ["b"]
 
 
 @pytest.mark.parametrize("crashed", [False, True])
 def test_release_again_changes_nothing(queue: Queue, crashed: bool) -> None:
     lease = leased(queue)
-    assert twice(queue, calls.release(KEYS, "w1", [("a", lease.attempt, crashed)])) == (1, 0)
+    assert twice(queue, calls.release(KEYS, "w1", [calls.Handback("a", lease.attempt, crashed)])) == (1, 0)
     next_lease = Worker(queue, "w2").lease_one()
     assert (next_lease.attempt, next_lease.crashes, next_lease.logged) == (2, int(crashed), 2)
 

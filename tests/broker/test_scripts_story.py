@@ -123,7 +123,7 @@ class Story:
         told, count = self.dice.choice(self.workers), self.dice.randint(1, 3)
         told.worker.requests += 1
         call = calls.lease(KEYS, told.worker.name, told.worker.requests, count, 60_000)
-        leases: list[Lease] = self.run(call)
+        leases: list[Lease] = self.run(call).leases
         assert len(set(ids_of(leases))) == len(leases) <= count
         for lease in leases:
             known = self.jobs[lease.id]
@@ -169,7 +169,7 @@ class Story:
             return
         owned, known = self.owns(held), self.jobs[held.lease.id]
         crashed = self.dice.random() < 0.5
-        call = calls.release(KEYS, worker.name, [(held.lease.id, held.lease.attempt, crashed)])
+        call = calls.release(KEYS, worker.name, [calls.Handback(held.lease.id, held.lease.attempt, crashed)])
         assert self.run(call) == int(owned)
         if owned and not known.marked:
             known.state = "queued"

@@ -143,7 +143,7 @@ def test_running_jobs_count_until_they_end(queue: Queue) -> None:
     put(queue, "a", "b")
     leases = Worker(queue).lease(2)
     assert counts(queue)[0] == 2
-    queue.run(calls.release(KEYS, "w1", [("a", 1, True)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, True)]))
     assert counts(queue)[0] == 2
     end(queue, leases[1])
     assert counts(queue)[0] == 1

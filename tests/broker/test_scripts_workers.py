@@ -89,7 +89,7 @@ def test_status_counts(queue: Queue) -> None:
     worker = Worker(queue)
     leases = worker.lease(3)
     lapse(queue, "b")
-    queue.run(calls.release(KEYS, "w1", [("c", 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("c", 1, False)]))
     status = queue.run(calls.status(KEYS))
     assert (status.waiting, status.running, status.dead) == (3, 1, 0)
     assert status.bytes == sum(len(lease.payload) for lease in leases) // 3 * 4
@@ -119,7 +119,7 @@ def test_crashes_are_counted_only_where_the_worker_says_so(queue: Queue) -> None
         if crashed is None:
             lapse(queue, "a")
         else:
-            queue.run(calls.release(KEYS, "w1", [("a", lease.attempt, crashed)]))
+            queue.run(calls.release(KEYS, "w1", [calls.Handback("a", lease.attempt, crashed)]))
     seen.append((worker.lease_one().attempt, queue.run(calls.look(KEYS, "a")).attempt))
     assert seen == [(1, 0), (2, 1), (3, 1), (4, 2), (5, 5)]
 
@@ -129,7 +129,7 @@ def test_look_says_who_has_the_job(queue: Queue) -> None:
     assert queue.run(calls.look(KEYS, "a")) == calls.Look("queued", None, 0, "")
     Worker(queue).lease_one()
     assert queue.run(calls.look(KEYS, "a")) == calls.Look("running", None, 1, "w1")
-    queue.run(calls.release(KEYS, "w1", [("a", 1, False)]))
+    queue.run(calls.release(KEYS, "w1", [calls.Handback("a", 1, False)]))
     assert queue.run(calls.look(KEYS, "a")) == calls.Look("queued", None, 1, "")
 
 
@@ -145,5 +145,5 @@ def test_a_hungry_worker_is_woken_once(queue: Queue) -> None:
         Worker(queue, "w2").lease(3)
         put(queue, "d")
         assert hear(channel, 1, timeout_s=0.1) == []
-        queue.run(calls.release(KEYS, "w2", [("a", 1, False)]))
+        queue.run(calls.release(KEYS, "w2", [calls.Handback("a", 1, False)]))
         assert hear(channel, 1) == ["wake"]
