@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from broker import calls
-from broker.calls import Lease
+from broker.calls import Handback, Lease
 from broker.failpoints import reached
 from broker.script import Call
 from protocol import ErrorCode, JobError, TerminalState, TerminalType
@@ -223,8 +223,10 @@ class Ledger:
                 return
             await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
             reached("checkpointed")
-            triples = [(held.id, held.attempt, crashed and held.sent_at is not None) for held in holding]
-            released = await self._link.run(calls.release(self._keys, self._worker, triples))
+            handed = [
+                Handback(held.id, held.attempt, crashed and held.sent_at is not None) for held in holding
+            ]
+            released = await self._link.run(calls.release(self._keys, self._worker, handed))
             reached("handed_back")
             log.info("handed back %d jobs", released)
             self._suspects.clear()
@@ -244,7 +246,7 @@ class Ledger:
             "job %s attempt %d: the log lost events after %d: handed back", held.id, held.attempt, logged
         )
         self._to_model(Drop(held.key))
-        await self._link.run(calls.release(self._keys, self._worker, [(held.id, held.attempt, False)]))
+        await self._link.run(calls.release(self._keys, self._worker, [Handback(held.id, held.attempt)]))
         self._forget(held)
 
     def _lose(self, held: Held) -> None:

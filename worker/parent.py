@@ -21,7 +21,7 @@ from typing import Any
 import redis.exceptions
 
 from broker import calls
-from broker.calls import Lease
+from broker.calls import Leased
 from broker.failpoints import reached
 from broker.queue import AsyncQueue
 from protocol import ModelMismatch
@@ -219,17 +219,19 @@ class Worker:
         while True:
             self._ledger.room_made.clear()
             asked = self._room()
-            leases = await self._lease(asked) if asked > 0 else []
-            if leases:
+            leased = await self._lease(asked) if asked > 0 else Leased([], None)
+            if leased.leases:
                 reached("leased")
-            await self._ledger.take(leases)
-            if self._settings.burst and asked > 0 and not self._ledger and not self._stopping.is_set():
+            await self._ledger.take(leased.leases)
+            nothing_left = asked > 0 and not self._ledger and leased.next_ms is None
+            if self._settings.burst and nothing_left and not self._stopping.is_set():
                 log.info("the queue is empty")
                 self.stop()
-            if not leases or len(leases) < asked:
-                await _first_of(self._ledger.room_made, timeout_s=LOOK_AGAIN_S)
+            if not leased.leases or len(leased.leases) < asked:
+                next_s = LOOK_AGAIN_S if leased.next_ms is None else leased.next_ms / 1000
+                await _first_of(self._ledger.room_made, timeout_s=min(LOOK_AGAIN_S, next_s))
 
-    async def _lease(self, count: int) -> list[Lease]:
+    async def _lease(self, count: int) -> Leased:
         self._lease_number += 1
         lease_ms = int(self._settings.lease_s * 1000)
         return await self._link.run(calls.lease(self._keys, self.id, self._lease_number, count, lease_ms))
