@@ -17,6 +17,7 @@ from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend
 from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
+from engine.fusion import fuse_layers
 from engine.grammar import Grammars
 from engine.int8_linear import with_int8_linears
 from engine.interface import Chunk
@@ -157,6 +158,7 @@ def load_runner(
     wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
     runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
     with compile_clock() as packing, _part(parts, "packing", packing):
+        fused = 0 if wanted else fuse_layers(net, layers, attention, limits.max_model_len)
         if int8:
             weights = with_int8_linears(weights, one_pass(runner))
         room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
@@ -181,7 +183,7 @@ def load_runner(
         limits.block_size,
         limits.num_kv_blocks * shape.block_bytes / 2**30,
         attention.backend.name,
-        "compiled" if compiled else "not compiled",
+        "compiled" if compiled else f"{fused} of {len(layers)} layers fused",
         graphs,
     )
     return Loaded(weights, runner, limits)

@@ -6,7 +6,7 @@ import torch
 
 from engine.attention.backend import Backend, LayerCall
 from engine.attention.batch import PackedBatch, Span, pack
-from engine.attention.hook import NAME, PagedAttention, Probe, ProbedLayer, probing
+from engine.attention.hook import NAME, PagedAttention, Probe, ProbedLayer, Scores, attend_rows, probing
 from engine.attention.reference import ReferenceBackend
 
 
@@ -32,7 +32,9 @@ __all__ = [
     "Probe",
     "ProbedLayer",
     "ReferenceBackend",
+    "Scores",
     "Span",
+    "attend_rows",
     "choose_backend",
     "pack",
     "probing",

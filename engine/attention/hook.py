@@ -54,6 +54,15 @@ class PagedAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """What a module asks of its scores; see `LayerCall`."""
+
+    scaling: float
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class ProbedLayer:
     """An attention module that called the hook, what it stores a token, and how far back it sees."""
 
@@ -128,6 +137,31 @@ def _attend(
         softcap,
     )
     return out[None], None
+
+
+def attend_rows(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+) -> torch.Tensor:
+    """The attention of a bound module that has its rows as a backend takes them; no op in between.
+
+    Args:
+        query: `[T, H, D]`, contiguous, as are the keys and values `[T, N, D]`.
+
+    Returns:
+        `[T, H, D]`.
+    """
+    call = LayerCall(
+        query,
+        key,
+        value,
+        module.key_blocks,
+        module.value_blocks,
+        scores.scaling,
+        module.attention_window,
+        scores.softcap,
+        scores.sinks,
+    )
+    return _bound[module.attention_handle].backend.attend(call)
 
 
 def _paged_attention(
