@@ -46,6 +46,9 @@ Prompt = Annotated[
 ]
 """Text or token ids of the model's own tokenizer; a list of either is that many prompts."""
 
+_ALL_DEFAULTS = SamplingParams()
+"""One for all jobs that set none, since it is frozen: pydantic would copy a default deeply, 40 us a job."""
+
 
 class Job(BaseModel):
     """One request: a prompt, several, or a chat. Exactly one of `prompt` and `messages` is given.
@@ -76,7 +79,7 @@ class Job(BaseModel):
     continue_final_message: Flag = False
     """Leave the last message open: the answer goes on with it."""
 
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = Field(default_factory=lambda: _ALL_DEFAULTS)
     priority: Priority = "normal"
     tenant: Name = "default"
     run: Name | None = None
@@ -113,7 +116,7 @@ class Job(BaseModel):
     def _one_input(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give exactly one of prompt and messages")
-        given = [name for name in sorted(CHAT_ONLY) if getattr(self, name) != Job.model_fields[name].default]
+        given = [name for name, default in _CHAT_DEFAULTS.items() if getattr(self, name) != default]
         if self.messages is None and given:
             raise ValueError(f"{only_with(given)} messages")
         if taken := sorted(RESERVED & set(self.chat_template_kwargs or ())):
@@ -170,6 +173,7 @@ CHAT_ONLY = frozenset(
     {"tools", "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
 )
 """Fields that say something of `messages` alone."""
+_CHAT_DEFAULTS = {name: Job.model_fields[name].default for name in sorted(CHAT_ONLY)}
 RESERVED = frozenset(
     {"self", "conversation", "conversations", "messages", "tools", "chat_template", "add_generation_prompt"}
     | {"continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"}
