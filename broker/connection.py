@@ -1,6 +1,7 @@
-"""The way to a Redis server: which URL, a client with explicit timeouts, and what to say when nobody answers.
+"""The way to a Redis server: a client with explicit timeouts, and what to say when nobody answers.
 
-Standalone servers of Redis 7.0 or later, or Valkey, behind `redis://`, `rediss://` or `unix://`.
+Redis 7.0 or later, or Valkey: one server, a primary that Sentinel watches, or a Cluster (`broker.address` has the
+URLs, `broker.finding` the way to the right server).
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
@@ -22,6 +21,10 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
+from broker.address import EXAMPLES, Address, bad_url, parse, redact
+from broker.finding import ASYNC_CONNECTIONS, CONNECTIONS, finder
+from broker.keys import Keys
+from broker.patience import Patient, PatientAsync
 from protocol.errors import BrokerUnreachable
 
 OLDEST_SERVER = (7, 0)
@@ -39,68 +42,57 @@ _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 
 
-def resolve_url(flag: str | None, environ: Mapping[str, str]) -> str | None:
-    """The server to use: flag, else `REDIS_URL`, else `MILLSTREAM_REDIS_URL`. None: the embedded broker."""
-    return flag or environ.get("REDIS_URL") or environ.get("MILLSTREAM_REDIS_URL") or None
-
-
-def redact(url: str) -> str:
-    """The URL as it may be shown: without any password, also where it is no well-formed URL."""
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        scheme, rest = "", url
-    if "@" in rest:
-        credentials, _, rest = rest.rpartition("@")
-        user, colon, _ = credentials.partition(":")
-        rest = f"{user}:***@{rest}" if colon else f"***@{rest}"
-    return scheme + mark + re.sub(r"(?i)([?&][a-z_]*password=)[^&#]*", r"\1***", rest)
-
-
-def connect(url: str) -> redis.Redis:
+def connect(url: str, keys: Keys = Keys(), patience_s: float = 0.0) -> redis.Redis:
     """A client, bytes in and out; it connects at its first call. See `wait_until_ready`.
+
+    Args:
+        url: where the server is; `broker.address` has the forms.
+        keys: of the queue the client is for: on a cluster they say which node serves it.
+        patience_s: for how long one call rides out a server that is away, in seconds, beyond the `RETRIES`.
 
     Raises:
         BrokerUnreachable: the URL is none.
     """
-    _check_url(url)
-    retry = Retry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
+    address = parse(url)
+    options = _options(address, keys, Patient(patience_s, _backoff(), RETRIES))
     try:
-        client = redis.Redis.from_url(url, retry=retry, **_OPTIONS)
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        pool = redis.ConnectionPool(connection_class=CONNECTIONS[address.transport], **options)
+        pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError) as error:
-        raise _bad_option(url, error) from None
-    return client
+        raise _bad_option(url, error, address) from None
+    return redis.Redis.from_pool(pool)
 
 
-def connect_async(url: str) -> redis.asyncio.Redis:
+def connect_async(url: str, keys: Keys = Keys(), patience_s: float = 0.0) -> redis.asyncio.Redis:
     """As `connect`, for asyncio.
 
     Raises:
         BrokerUnreachable: the URL is none.
     """
-    _check_url(url)
-    retry = AsyncRetry(ExponentialWithJitterBackoff(base=0.05, cap=1.0), RETRIES)
+    address = parse(url)
+    options = _options(address, keys, PatientAsync(patience_s, _backoff(), RETRIES))
     try:
-        client = redis.asyncio.Redis.from_url(url, retry=retry, **_OPTIONS)
-        client.connection_pool.connection_class(**client.connection_pool.connection_kwargs)
+        pool = redis.asyncio.ConnectionPool(connection_class=ASYNC_CONNECTIONS[address.transport], **options)
+        pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError) as error:
-        raise _bad_option(url, error) from None
-    return client
+        raise _bad_option(url, error, address) from None
+    return redis.asyncio.Redis.from_pool(pool)
 
 
-def wait_until_ready(url: str, patience_s: float = 0.0) -> None:
+def wait_until_ready(url: str, patience_s: float = 0.0, keys: Keys = Keys()) -> None:
     """Return once the server answers and is one we can use.
 
     Args:
         url: where it is.
         patience_s: for how long a fault that may pass (refused, loading, timeout) is waited out, in seconds.
             A wrong password or URL is never tried twice.
+        keys: of the queue, as for `connect`.
 
     Raises:
         BrokerUnreachable: one line: which URL, what happened, what to do.
     """
     waits = _Waits(url, patience_s)
-    with connect(url) as client:
+    with connect(url, keys) as client:
         client.set_retry(Retry(NoBackoff(), 0))
         while True:
             try:
@@ -113,10 +105,10 @@ def wait_until_ready(url: str, patience_s: float = 0.0) -> None:
                 time.sleep(waits.next(error))
 
 
-async def wait_until_ready_async(url: str, patience_s: float = 0.0) -> None:
+async def wait_until_ready_async(url: str, patience_s: float = 0.0, keys: Keys = Keys()) -> None:
     """As `wait_until_ready`, for asyncio."""
     waits = _Waits(url, patience_s)
-    async with connect_async(url) as client:
+    async with connect_async(url, keys) as client:
         client.set_retry(AsyncRetry(NoBackoff(), 0))
         while True:
             try:
@@ -135,13 +127,21 @@ def unreachable(url: str, error: Exception) -> BrokerUnreachable:
     return BrokerUnreachable(f"Cannot use the Redis at {redact(url)}: {fault.what}. {fault.do}")
 
 
-_OPTIONS: dict[str, Any] = {
-    "socket_timeout": SOCKET_TIMEOUT_S,
-    "socket_connect_timeout": CONNECT_TIMEOUT_S,
-    "health_check_interval": HEALTH_CHECK_S,
-    "max_connections": MOST_CONNECTIONS,
-    "decode_responses": False,
-}
+def _options(address: Address, keys: Keys, retry: Any) -> dict[str, Any]:
+    """Arguments of the pool and of its connections: ours, and over them the URL's."""
+    ours = {
+        "socket_timeout": SOCKET_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "health_check_interval": HEALTH_CHECK_S,
+        "decode_responses": False,
+    }
+    connection = {**ours, **address.options}
+    find = finder(replace(address, options=connection), keys.meta)
+    return {"max_connections": MOST_CONNECTIONS, "retry": retry, "find": find, **connection}
+
+
+def _backoff() -> ExponentialWithJitterBackoff:
+    return ExponentialWithJitterBackoff(base=0.05, cap=1.0)
 
 
 class _Waits:
@@ -188,6 +188,10 @@ def _diagnose(error: Exception) -> _Fault:
             )
         case redis.BusyLoadingError():
             return _Fault("it is still loading its data", "Try again in a moment.", may_pass=True)
+        case redis.ReadOnlyError():
+            return _Fault("it is a replica", "Name its primary, or its sentinels.", may_pass=True)
+        case redis_errors.ClusterDownError():
+            return _Fault("the cluster is down", "Check its nodes.", may_pass=True)
         case redis.TimeoutError() | TimeoutError():
             return _Fault(
                 "it did not answer in time", "Check the host, the port and any firewall.", may_pass=True
@@ -248,40 +252,14 @@ def _check_server(url: str, info: dict[str, Any]) -> None:
             f"Millstream needs Redis {oldest} or later, or Valkey. Upgrade it, or use another server."
         )
     mode = info.get("redis_mode") or info.get("server_mode") or "standalone"  # the second is Valkey's
-    if mode != "standalone":
+    if mode != "standalone" and mode != parse(url).setup:
         raise BrokerUnreachable(
-            f"The Redis at {redact(url)} runs in {mode} mode; Millstream needs a standalone server. "
-            "Use another URL."
+            f"The Redis at {redact(url)} runs in {mode} mode. Say so in the URL, as in {EXAMPLES[mode]}"
         )
 
 
-def _check_url(url: str) -> None:
-    """Refuse what redis-py would read differently from what its writer meant."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        raise _bad_url(url, "its host or port cannot be read") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise _bad_url(url, "it must begin with redis://, rediss:// or unix://")
-    if parts.fragment:
-        raise _bad_url(url, "it holds a '#'; write it as %23 inside a password")
-    if parts.scheme == "unix":
-        if not parts.path.strip("/"):
-            raise _bad_url(url, "it names no socket")
-    elif not re.fullmatch(r"/?\d*", parts.path):
-        raise _bad_url(url, "what follows the last '/' must be the number of a database")
-    if "decode_responses" in parts.query:
-        raise _bad_url(url, "decode_responses is not yours to set")
-
-
-def _bad_option(url: str, error: Exception) -> BrokerUnreachable:
+def _bad_option(url: str, error: Exception, address: Address) -> BrokerUnreachable:
     """redis-py takes what follows the '?' as arguments of its connection, and fails as Python does."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    return _bad_url(url, f"there is no option '{unknown[1]}'" if unknown else str(error).rstrip("."))
-
-
-def _bad_url(url: str, why: str) -> BrokerUnreachable:
-    return BrokerUnreachable(
-        f"Cannot use the Redis URL {redact(url)}: {why}. Example: redis://localhost:6379/0"
-    )
+    why = f"there is no option '{unknown[1]}'" if unknown else str(error).rstrip(".")
+    return bad_url(url, why, address.setup)

@@ -9,8 +9,12 @@ from typing import Self
 
 import redis
 
-from broker.connection import resolve_url, unreachable
+from broker.address import resolve_url
+from broker.connection import unreachable
 from broker.embedded import EmbeddedBroker
+
+OUTAGE_S = 10.0
+"""For how long each call of a client rides out a server that restarts, or that another takes the place of."""
 
 
 class Server:

@@ -39,6 +39,8 @@ class RealServer:
         self.log_path = self.folder / "log"
         self.port = free_port() if tcp else 0
         self.options = ["--appendonly", "yes" if aof else "no", *options]
+        self.command_line: list[str] | None = None
+        """Instead of the options, for a server that is told otherwise what to do."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -66,7 +68,7 @@ class RealServer:
         assert binary is not None
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [binary, *self._fixed_options(), *self.options],
+                [binary, *(self.command_line or [*self._fixed_options(), *self.options])],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

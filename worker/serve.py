@@ -10,7 +10,8 @@ from contextlib import ExitStack, suppress
 
 import redis
 
-from broker.connection import connect_async, redact, resolve_url, unreachable, wait_until_ready_async
+from broker.address import redact, resolve_url
+from broker.connection import connect_async, unreachable, wait_until_ready_async
 from broker.embedded import EmbeddedBroker
 from broker.keys import Keys, keys_of
 from broker.queue import AsyncQueue
@@ -56,8 +57,8 @@ async def _serve(
     url: str, redis_timeout_s: float, keys: Keys, settings: WorkerSettings, leash_fd: int | None
 ) -> None:
     log.info("queue %s on %s", keys.queue, redact(url))
-    await wait_until_ready_async(url, redis_timeout_s)
-    queue = AsyncQueue(connect_async(url), keys)
+    await wait_until_ready_async(url, redis_timeout_s, keys)
+    queue = AsyncQueue(connect_async(url, keys), keys)
     serving = Worker(queue, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

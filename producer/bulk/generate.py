@@ -14,7 +14,7 @@ import redis
 from broker import calls
 from broker.connection import connect, unreachable, wait_until_ready
 from broker.faults import passes
-from broker.keys import keys_of
+from broker.keys import Keys, keys_of
 from broker.queue import Queue
 from producer.bulk.begin import begin
 from producer.bulk.intake import ask, to_do
@@ -132,11 +132,12 @@ def _answer(
         screen = display(counts.total, quiet=order.quiet)
         stack.callback(screen.close)
         server = stack.enter_context(Server(order.redis_url))
-        with interrupt.at_once():
-            wait_until_ready(server.url, order.patience_s)
         own_worker = order.model is not None and order.queue is None and server.embedded
         name = order.queue or (manifest.run if own_worker else "default")
-        queue = Queue(connect(server.url), keys_of(name))
+        keys = keys_of(name)
+        with interrupt.at_once():
+            wait_until_ready(server.url, order.patience_s, keys)
+        queue = Queue(connect(server.url, keys), keys)
         stack.callback(queue.close)
         if order.model is not None and not own_worker:
             with faults_in_one_line(server.url):
@@ -165,7 +166,7 @@ def _answer(
             worker = OwnWorker(order.model, name, server.url, places.worker_log)
             stack.callback(worker.stop)
         with faults_in_one_line(server.url):
-            _work(run, worker, server, order.patience_s, screen, interrupt)
+            _work(run, worker, server, keys, order.patience_s, screen, interrupt)
 
 
 def _check_served(queue: Queue, model: str) -> None:
@@ -188,6 +189,7 @@ def _work(
     run: Run,
     worker: OwnWorker | None,
     server: Server,
+    keys: Keys,
     patience_s: float,
     screen: Display,
     interrupt: Interrupt,
@@ -211,7 +213,7 @@ def _work(
                 raise
             server.revive()
             with interrupt.at_once():
-                wait_until_ready(server.url, left_s)
+                wait_until_ready(server.url, left_s, keys)
                 time.sleep(min(RETRY_S, left_s))
         if worker is not None and worker.check(has_answered=run.has_answered):
             screen.note("the worker ended, and was started again")

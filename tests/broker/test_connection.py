@@ -15,7 +15,8 @@ import pytest
 import redis.exceptions
 
 from broker import connection
-from broker.connection import connect, connect_async, redact, resolve_url, unreachable
+from broker.address import redact, resolve_url
+from broker.connection import connect, connect_async, unreachable
 from protocol import BrokerUnreachable
 from tests.servers import KINDS, RealServer, free_port, require
 
@@ -244,7 +245,7 @@ def test_an_unfit_server_is_refused(info: str, said: str) -> None:
 def test_a_cluster_is_refused(wait: Wait, kind: type[RealServer]) -> None:
     bus = str(free_port())
     with require(kind)("--cluster-enabled", "yes", "--cluster-port", bus, aof=False, tcp=True) as server:
-        assert "cluster mode" in refusal(wait, server.url, patience_s=60.0)
+        assert "cluster mode. Say so in the URL, as in redis+cluster://" in refusal(wait, server.url, 60.0)
 
 
 @pytest.mark.parametrize("kind", KINDS.values())

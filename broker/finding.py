@@ -1,0 +1,198 @@
+"""Connections that find the server they belong to, and leave it once it is no longer the one.
+
+    server     the address of the URL
+    sentinel   whom the sentinels call the primary          asked at every connect
+    cluster    the primary that holds the queue's slot      asked at every connect
+
+One queue lives on one server in every set-up (its keys share a hash tag), so one kind of client serves all of them;
+redis-py's own client for clusters routes each command by its key, which nothing here needs. A server that says
+READONLY, MOVED or CLUSTERDOWN is not the one any more: its connection is dropped, though it may be in good health,
+and the caller's next try finds the right one. Without that a client behind a proxy or a moved host name would talk
+to the old primary for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import redis
+import redis.asyncio.connection as aio
+import redis.connection as sync
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError
+from redis.retry import Retry
+
+from broker.address import Address, Transport
+
+Place = tuple[str, int]
+"""(host, port)"""
+
+LEFT_AT = (ReadOnlyError, MovedError, ClusterDownError)
+"""What a server says that is not, or not any more, the one to talk to."""
+
+
+class Find(ABC):
+    """Asks one host after the other; the last that answered comes first."""
+
+    unknown = "none of them knows"
+    """What to say when all have answered, and in vain."""
+
+    def __init__(self, hosts: tuple[Place, ...], transport: Transport, options: dict[str, Any]) -> None:
+        self._hosts = hosts
+        self._first = hosts[0]
+        self._connection = sync.SSLConnection if transport == "tls" else sync.Connection
+        self._options = {**options, "retry": Retry(NoBackoff(), 0)}
+
+    def __call__(self) -> Place:
+        """Where the server is now.
+
+        Raises:
+            redis.RedisError: nobody knows.
+        """
+        fault: redis.RedisError = redis.ConnectionError(self.unknown)
+        for host, port in dict.fromkeys((self._first, *self._hosts)):
+            pool = redis.ConnectionPool(self._connection, host=host, port=port, **self._options)
+            with redis.Redis.from_pool(pool) as client:
+                try:
+                    place = self._ask(client, (host, port))
+                except (redis.ConnectionError, redis.TimeoutError, ClusterDownError) as error:
+                    fault = error
+                    continue
+            if place is not None:
+                self._first = self._next(place, (host, port))
+                return place
+        raise fault
+
+    @abstractmethod
+    def _ask(self, client: redis.Redis, asked: Place) -> Place | None:
+        """What one of the hosts says. None: it does not know."""
+
+    @abstractmethod
+    def _next(self, place: Place, asked: Place) -> Place:
+        """Whom to ask first the next time."""
+
+
+class FindPrimary(Find):
+    """The primary of a service, from its sentinels.
+
+    Source: https://redis.io/docs/latest/develop/reference/sentinel-clients/
+    """
+
+    def __init__(self, service: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._service = service
+        self.unknown = f"the sentinels know no service '{service}'"
+
+    def _ask(self, client: redis.Redis, asked: Place) -> Place | None:  # noqa: ARG002
+        execute: Callable[..., Any] = client.execute_command
+        reply = execute("SENTINEL GET-MASTER-ADDR-BY-NAME", self._service)
+        if reply is None:
+            return None
+        host, port = reply
+        return (host.decode() if isinstance(host, bytes) else host), int(port)
+
+    def _next(self, place: Place, asked: Place) -> Place:  # noqa: ARG002
+        return asked
+
+
+class FindSlot(Find):
+    """The primary of a cluster that holds a key's slot: any node answers for the key, or names the one that does.
+
+    Source: https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/#moved-redirection
+    """
+
+    def __init__(self, key: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._key = key
+
+    def _ask(self, client: redis.Redis, asked: Place) -> Place | None:
+        try:
+            client.exists(self._key)
+        except MovedError as moved:
+            return moved.host or asked[0], moved.port
+        return asked
+
+    def _next(self, place: Place, asked: Place) -> Place:  # noqa: ARG002
+        return place
+
+
+def finder(address: Address, key: str) -> Find | None:
+    """How to find the server for a key. None: the URL says where it is."""
+    if address.setup == "server":
+        return None
+    if address.setup == "cluster":
+        return FindSlot(key, address.hosts, address.transport, address.options)
+    own = {**address.options, **address.sentinel_options}
+    for name in {"username", "password"} - address.sentinel_options.keys():
+        own.pop(name, None)  # the server's are not the sentinels'
+    own.pop("db", None)
+    return FindPrimary(address.service, address.hosts, address.transport, own)
+
+
+class _Finding:
+    """What a blocking connection does beside redis-py's own: find the server, and leave it."""
+
+    def __init__(self, *, find: Find | None = None, **options: Any) -> None:
+        self._find = find
+        super().__init__(**options)
+
+    def _connect(self) -> Any:
+        if self._find is not None:
+            self.host, self.port = self._find()
+        return super()._connect()  # type: ignore[misc]
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*args, **options)  # type: ignore[misc]
+        except LEFT_AT as error:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise redis.ConnectionError(str(error)) from error
+
+
+class _FindingAsync:
+    """As `_Finding`, for asyncio; the asking is rare, and done by a thread."""
+
+    def __init__(self, *, find: Find | None = None, **options: Any) -> None:
+        self._find = find
+        super().__init__(**options)
+
+    async def _connect(self) -> Any:
+        if self._find is not None:
+            self.host, self.port = await asyncio.to_thread(self._find)
+        return await super()._connect()  # type: ignore[misc]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)  # type: ignore[misc]
+        except LEFT_AT as error:
+            await self.disconnect()  # type: ignore[attr-defined]
+            raise redis.ConnectionError(str(error)) from error
+
+
+class _Tcp(_Finding, sync.Connection): ...
+
+
+class _Tls(_Finding, sync.SSLConnection): ...
+
+
+class _Unix(_Finding, sync.UnixDomainSocketConnection): ...
+
+
+class _TcpAsync(_FindingAsync, aio.Connection): ...
+
+
+class _TlsAsync(_FindingAsync, aio.SSLConnection): ...
+
+
+class _UnixAsync(_FindingAsync, aio.UnixDomainSocketConnection): ...
+
+
+CONNECTIONS: dict[Transport, type[sync.AbstractConnection]] = {"tcp": _Tcp, "tls": _Tls, "unix": _Unix}
+ASYNC_CONNECTIONS: dict[Transport, type[aio.AbstractConnection]] = {
+    "tcp": _TcpAsync,
+    "tls": _TlsAsync,
+    "unix": _UnixAsync,
+}

@@ -1,0 +1,63 @@
+"""Retries that go on for a time rather than for a number of tries.
+
+A failover or a restart takes seconds, and redis-py's few retries are over in half of one. A call whose reply was
+lost is repeated too: every script answers a repetition as it answered the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import AbstractBackoff
+from redis.retry import Retry
+
+from broker.faults import is_refusal
+
+T = TypeVar("T")
+
+PAUSE_S = 0.2
+
+
+class Patient(Retry):
+    """redis-py's retries, again and again until `patience_s` seconds are over."""
+
+    def __init__(self, patience_s: float, backoff: AbstractBackoff, retries: int) -> None:
+        super().__init__(backoff, retries)
+        self._patience_s = patience_s
+
+    def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
+        """As `Retry.call_with_retry`."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return super().call_with_retry(do, fail, *args, **options)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if time.monotonic() + PAUSE_S > deadline or is_refusal(error):
+                    raise
+            time.sleep(PAUSE_S)
+
+
+class PatientAsync(AsyncRetry):
+    """As `Patient`, for asyncio."""
+
+    def __init__(self, patience_s: float, backoff: AbstractBackoff, retries: int) -> None:
+        super().__init__(backoff, retries)
+        self._patience_s = patience_s
+
+    async def call_with_retry(
+        self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], *args: Any, **options: Any
+    ) -> T:
+        """As `Retry.call_with_retry`."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return await super().call_with_retry(do, fail, *args, **options)
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                if time.monotonic() + PAUSE_S > deadline or is_refusal(error):
+                    raise
+            await asyncio.sleep(PAUSE_S)
