@@ -31,29 +31,26 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, errors.AuthenticationError | errors.AuthorizationError)
 
 
-def in_words(error: BaseException) -> str:
-    """What a passing fault is, for a log: one line, the same for the same state of the server."""
+def in_words(error: BaseException) -> tuple[str, str]:
+    """(what a passing fault is, what was said), a line each; the first is always the same for the same state."""
     while isinstance(error.__cause__, errors.RedisError):
         error = error.__cause__  # ours and redis-py's ConnectionErrors wrap what the server said
+    said = (str(error).splitlines() or [type(error).__name__])[0]
     match error:
         case errors.BusyLoadingError():
-            return "it loads its data"
+            return "it loads its data", said
         case errors.OutOfMemoryError():
-            return "its memory is full and it takes no writes (maxmemory, noeviction)"
-        case errors.ReadOnlyError():
-            return "it is a replica now and takes no writes"
-        case errors.MasterDownError():
-            return "it is a replica without its primary"
+            return "its memory is full", said
+        case errors.ReadOnlyError() | errors.MasterDownError():
+            return "it is a replica now", said
         case errors.ClusterDownError():
-            return "the cluster is down"
+            return "its cluster is down", said
         case errors.AskError() | errors.TryAgainError():
-            return "the queue's slot is being moved"
+            return "the queue's slot is being moved", said
         case errors.AuthenticationError() | errors.AuthorizationError():
-            return f"it refuses the user name or password ({_first_line(error)})"
+            return "it refuses the user name or password", said
         case errors.TimeoutError() | TimeoutError():
-            return "it does not answer in time"
-    return _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            return "it does not answer in time", said
+        case errors.ConnectionError() | OSError():
+            return "no connection", said
+    return "it takes no calls", said

@@ -1,18 +1,25 @@
 """Speaking to a Redis that may be away: calls are repeated until it is back, with one log line a change of state.
 
 Repeating is safe, since every script answers a repetition as it answered the first time.
+
+    fine --- a call fails ---> away: that call waits, and each that fails beside it
+      ^                          |
+      '-- the last that waited has its answer
+
+A server may refuse some calls and answer others (full memory: reads and leases go on, writes wait), so an answer to a
+call that never waited says nothing about the trouble.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import redis.exceptions as errors
 
-from broker.faults import passes
+from broker.faults import in_words, passes
 from broker.queue import AsyncQueue
 from broker.script import Call
 
@@ -22,6 +29,8 @@ T = TypeVar("T")
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
+LISTEN_S = 2.0
+"""How long the listener waits for a hint at a time; in between redis-py looks whether the connection lives."""
 
 
 class Link:
@@ -30,7 +39,11 @@ class Link:
     def __init__(self, queue: AsyncQueue) -> None:
         self.queue = queue
         self.keys = queue.keys
-        self._down_since: float | None = None
+        self._waiting = 0
+        """Calls that wait for the server."""
+        self._said: set[str] = set()
+        """What was said of this trouble."""
+        self._since = 0.0
 
     async def run(self, call: Call[T]) -> T:
         """Run one call, however long the server is away.
@@ -46,21 +59,59 @@ class Link:
 
     async def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat until the server has answered."""
-        wait_s = FIRST_WAIT_S
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                answer = await attempt()
-            except (errors.RedisError, OSError) as error:
-                if not passes(error):
-                    raise
-                if self._down_since is None:
-                    self._down_since = loop.time()
-                    log.warning("redis is away, waiting for it: %s", str(error).splitlines()[0])
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-                continue
-            if self._down_since is not None:
-                log.warning("redis is back after %.1f s", loop.time() - self._down_since)
-                self._down_since = None
+        try:
+            return await attempt()
+        except (errors.RedisError, OSError) as error:
+            self._note(error)
+        self._waiting += 1
+        try:
+            answer = await self._repeat(attempt)
+            if self._waiting == 1:
+                log.warning("redis is back after %.1f s", asyncio.get_running_loop().time() - self._since)
             return answer
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._said.clear()
+
+    async def hints(self) -> AsyncGenerator[str, None]:
+        """What is said on the queue's control channel, for ever; what is said while the server is away is missed."""
+        client: Any = self.queue.client
+        while True:
+            async with client.pubsub() as channel:
+                await self.insist(lambda: self._subscribe(channel))
+                try:
+                    while True:
+                        message = await channel.get_message(ignore_subscribe_messages=True, timeout=LISTEN_S)
+                        if message is not None:
+                            yield message["data"].decode()
+                except (errors.RedisError, OSError) as error:
+                    if not passes(error):
+                        raise
+
+    async def _subscribe(self, channel: Any) -> None:
+        await channel.subscribe(self.keys.control)
+        await channel.get_message(
+            timeout=LISTEN_S
+        )  # a server that refuses says so in place of the confirmation
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        wait_s = FIRST_WAIT_S
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            try:
+                return await attempt()
+            except (errors.RedisError, OSError) as error:
+                self._note(error)
+
+    def _note(self, error: errors.RedisError | OSError) -> None:
+        """Say what the trouble is, once; raise what waiting cannot mend."""
+        if not passes(error):
+            raise error
+        if not self._said:
+            self._since = asyncio.get_running_loop().time()
+        trouble, said = in_words(error)
+        if trouble not in self._said:
+            self._said.add(trouble)
+            log.warning("redis is away, waiting for it: %s (%s)", trouble, said)

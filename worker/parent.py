@@ -15,10 +15,9 @@ import os
 import socket
 import time
 import uuid
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-
-import redis.exceptions
 
 from broker import calls
 from broker.calls import Leased
@@ -276,17 +275,9 @@ class Worker:
 
     async def _listen(self) -> None:
         """Hear wake-ups and cancels. A hint that is missed is made good by the next look, renewal or publish."""
-        client: Any = self._link.queue.client
-        async with client.pubsub() as pubsub:
-            await self._link.insist(lambda: pubsub.subscribe(self._keys.control))
-            while True:
-                try:
-                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=LOOK_AGAIN_S)
-                except redis.exceptions.ConnectionError:
-                    await self._link.insist(pubsub.connect)
-                    continue
-                if message is not None:
-                    await self._heed(message["data"].decode())
+        async with aclosing(self._link.hints()) as hints:
+            async for hint in hints:
+                await self._heed(hint)
 
     async def _heed(self, hint: str) -> None:
         if hint == "wake":
