@@ -58,6 +58,10 @@ class Completions:
             for (entry, _), job_id, raw in zip(entries, ids, raws, strict=True)
         ]
 
+    def rewind(self) -> None:
+        """Read the stream from its beginning again: who lost it may number the next one from further back."""
+        self._after = "0"
+
     def forget(self, completions: Sequence[Completion]) -> None:
         """Delete ended jobs whose rows are durable."""
         if completions:

@@ -17,6 +17,7 @@ import redis
 
 from broker import calls
 from broker.completions import Completion, Completions
+from broker.epoch import Epoch
 from broker.queue import Queue
 from producer.bulk.lines import Row
 from producer.request import SUBMIT_AT_ONCE
@@ -26,6 +27,8 @@ MOST_BYTES = 64 << 20
 """Bytes of input lines in the window: rows of megabytes do not fill the memory."""
 SILENCE_S = 5.0
 """After this long without a completion the window is compared with what the server has."""
+EPOCH_S = 2.0
+"""How often the server is asked whether it is the one that took the rows; if not, the window is compared at once."""
 _NO_ENTRY = "0-1"
 """Stands for the announcement of a job whose announcement was lost."""
 
@@ -59,6 +62,8 @@ class Window:
         """Ended before they were admitted: an earlier process of this run had them in its window."""
         self._stored: list[Completion] = []
         self._heard = time.monotonic()
+        self._epoch = Epoch(queue)
+        self._epoch_seen = float("-inf")
 
     def __len__(self) -> int:
         """Rows in the window."""
@@ -102,7 +107,10 @@ class Window:
         early = self._in_flight.keys() & self._early.keys()
         found = self._completions.read(0.0 if early else block_s)
         found += [self._early.pop(job_id) for job_id in early]
-        if not found and time.monotonic() - self._heard > SILENCE_S:
+        if self._may_have_lost():
+            self._completions.rewind()
+            found += self._look_for_lost()
+        elif not found and time.monotonic() - self._heard > SILENCE_S:
             found = self._look_for_lost()
         if found:
             self._heard = time.monotonic()
@@ -134,6 +142,14 @@ class Window:
         self._bytes -= asked.size
         self._stored.append(completion)
         return Ended(asked.row, completion.result)
+
+    def _may_have_lost(self) -> bool:
+        """Whether the server restarted, was replaced or emptied since it was last asked."""
+        now = time.monotonic()
+        if now - self._epoch_seen < EPOCH_S:
+            return False
+        self._epoch_seen = now
+        return self._epoch.has_changed()
 
     def _look_for_lost(self) -> list[Completion]:
         """Rows whose end was not heard; those whose job is gone are submitted again."""
