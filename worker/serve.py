@@ -23,6 +23,8 @@ from worker.parent import Worker, WorkerSettings
 
 log = logging.getLogger("millstream.worker")
 
+STOPPING = (signal.SIGTERM, signal.SIGINT)
+
 
 def serve(
     redis_url: str | None, redis_timeout_s: float, queue: str, settings: WorkerSettings, leash_fd: int | None
@@ -39,6 +41,9 @@ def serve(
         if url is None:
             url = stack.enter_context(EmbeddedBroker()).url
         asyncio.run(_serve(url, redis_timeout_s, keys, settings, leash_fd))
+        # The loop has given the signals back: a second one now, while the interpreter ends, would make it -15.
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def look_for(settings: WorkerSettings) -> None:
@@ -61,7 +66,7 @@ async def _serve(
     queue = AsyncQueue(connect_async(url, keys), keys)
     serving = Worker(queue, settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING:
         loop.add_signal_handler(number, serving.stop)
     if leash_fd is not None:
         loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
