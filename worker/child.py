@@ -34,9 +34,12 @@ from worker.frames import (
     Step,
     decode_to_model,
     encode,
-    encode_step,
+    read,
 )
 from worker.preparation import Inbox, Preparation, Refused
+
+READ_AT_ONCE = 1 << 16
+"""Bytes: what a pipe holds. Python would read 8 KiB at a time, and another thread take over at every read."""
 
 
 def open_engine(load: Load) -> EngineCore:
@@ -68,8 +71,8 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
     It reads from the start, while the model still loads, so that this holds then too.
     """
     preparation: Preparation | None = None
-    for line in source:
-        frame = decode_to_model(line)
+    while (body := read(source)) is not None:
+        frame = decode_to_model(body)
         preparation = preparation or Preparation(loading.result(), inbox)
         if isinstance(frame, Run):
             preparation.run(frame)
@@ -111,7 +114,7 @@ class Teller:
             self._counted = now
             counters = flat(stats)
         step = Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens, counters)
-        self._sink.write(encode_step(step))
+        self._sink.write(encode(step))
         self._sink.flush()
 
 
@@ -178,10 +181,10 @@ def to_piece(delta: Delta) -> Piece:
 def main() -> None:
     """Load the model named in the first frame, then run until the parent is gone."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    source = os.fdopen(int(sys.argv[1]), "rb")
+    source = os.fdopen(int(sys.argv[1]), "rb", READ_AT_ONCE)
     sink = os.fdopen(int(sys.argv[2]), "wb")
-    first = source.readline()
-    if not first:
+    first = read(source)
+    if first is None:
         return
     load = decode_to_model(first)
     if not isinstance(load, Load):

@@ -98,8 +98,7 @@ class Ledger:
         return events
 
     def _run(self, held: Held) -> None:
-        payload = held.lease.payload.decode("utf-8", "replace")
-        if self._to_model(Run(held.key, payload, held.written)):
+        if self._to_model(Run(held.key, held.lease.payload, held.written)):
             held.sent_at = time.monotonic()
 
     def _run_suspect(self) -> None:

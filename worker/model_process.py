@@ -11,7 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol import Fingerprint, ModelUnavailable, OptionRefused
-from worker.frames import Failed, FromModel, Load, Ready, Step, ToModel, decode_from_model, encode
+from worker.frames import (
+    HEAD_BYTES,
+    Failed,
+    FromModel,
+    Load,
+    Ready,
+    Step,
+    ToModel,
+    decode_from_model,
+    encode,
+    length_of,
+)
 
 STOP_S = 5.0
 """How long a model process is given to notice that its pipe is closed."""
@@ -37,6 +48,7 @@ class ModelProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._unwritten: list[bytes] = []
         self.fingerprint = Fingerprint(name="")
         self.slots = 0
 
@@ -87,8 +99,18 @@ class ModelProcess:
         return self._process.pid
 
     def send(self, frame: ToModel) -> None:
-        """Queue a frame; what a dead process does not read is noticed by `step`."""
-        self._writer.write(encode(frame))
+        """Queue a frame; what a dead process does not read is noticed by `step`.
+
+        What is sent in one go is written in one go: a write a frame costs more than all else about it, and wakes the
+        model process for each.
+        """
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unwritten.append(encode(frame))
+
+    def _write(self) -> None:
+        self._writer.write(b"".join(self._unwritten))
+        self._unwritten.clear()
 
     async def step(self, timeout_s: float, running_since: Callable[[], float | None]) -> Step:
         """The next step's news.
@@ -121,11 +143,11 @@ class ModelProcess:
 
     async def _next(self) -> FromModel:
         try:
-            line = await _read_line(self._reader)
+            body = await _read_frame(self._reader)
         except asyncio.IncompleteReadError:
             code = await asyncio.to_thread(self._process.wait)
             raise ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}") from None
-        return decode_from_model(line)
+        return decode_from_model(body)
 
     async def stop(self) -> None:
         """End the process: closing its pipe is enough, a process that hangs is killed."""
@@ -138,20 +160,13 @@ class ModelProcess:
             await asyncio.to_thread(self._process.wait)
 
 
-async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """A line of any length: `readline` refuses one that is longer than what the reader holds.
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    """A frame without its length, however long it is.
 
     Raises:
-        asyncio.IncompleteReadError: the pipe ended before the line did.
+        asyncio.IncompleteReadError: the pipe ended before the frame did.
     """
-    parts: list[bytes] = []
-    while True:
-        try:
-            parts.append(await reader.readuntil(b"\n"))
-        except asyncio.LimitOverrunError as overrun:
-            parts.append(await reader.readexactly(overrun.consumed))
-        else:
-            return b"".join(parts)
+    return await reader.readexactly(length_of(await reader.readexactly(HEAD_BYTES)))
 
 
 async def _reader(fd: int) -> asyncio.StreamReader:

@@ -60,11 +60,12 @@ class Preparation:
     def __init__(self, engine: EngineCore, inbox: Inbox) -> None:
         self._engine = engine
         self._inbox = inbox
-        self._in_order = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._in_order: queue.SimpleQueue[tuple[Run, Job]] = queue.SimpleQueue()
         self._beside = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare-long")
         self._wanted: set[str] = set()
         """Keys of jobs that are with one of them and have not been dropped."""
         self._lock = threading.Lock()
+        threading.Thread(target=self._one_after_the_other, name="prepare", daemon=True).start()
 
     def run(self, run: Run) -> None:
         """Prepare a job; what comes of it lands in the inbox."""
@@ -74,14 +75,21 @@ class Preparation:
             return
         with self._lock:
             self._wanted.add(run.key)
-        pool = self._beside if may_take_long(run, job) else self._in_order
-        pool.submit(self._in_its_time, run, job)
+        if may_take_long(run, job):
+            self._beside.submit(self._in_its_time, run, job)
+        else:
+            self._in_order.put((run, job))
 
     def drop(self, drop: Drop) -> None:
         """Forget a job, wherever it is."""
         with self._lock:
             self._wanted.discard(drop.key)
             self._inbox.put(drop)
+
+    def _one_after_the_other(self) -> None:
+        """A plain queue: an executor's future a job costs as much as preparing it for a small model."""
+        while True:
+            self._in_its_time(*self._in_order.get())
 
     def _in_its_time(self, run: Run, job: Job) -> None:
         if run.key not in self._wanted:

@@ -17,7 +17,7 @@ from engine.dry_run import DryRunEngine, Options
 from engine.interface import Delta
 from protocol import Job, Result, SamplingParams, TokenEvent, TokenLogprob, decode_event
 from worker.child import take_in, to_piece
-from worker.frames import Run, Step, decode_from_model, decode_to_model, encode, encode_step
+from worker.frames import HEAD_BYTES, Run, Step, decode_from_model, decode_to_model, encode
 from worker.held import CHECKPOINT_TOKENS, Held
 from worker.preparation import Inbox, Preparation
 
@@ -50,7 +50,7 @@ class Attempt:
         self._engine = Telling("words", Options())
         payload = job.encode()
         self._held = Held(Lease(job.id, number, 0, len(log), 1_000, 2_000, payload), log)
-        run: Any = decode_to_model(encode(Run(self._held.key, payload.decode(), self._held.written)))
+        run: Any = decode_to_model(encode(Run(self._held.key, payload, self._held.written))[HEAD_BYTES:])
         inbox: Inbox = queue.SimpleQueue()
         Preparation(self._engine, inbox).run(run)
         begun, refused = take_in(self._engine, inbox, wait=True)
@@ -60,7 +60,7 @@ class Attempt:
     def step(self) -> None:
         """One step of the engine, told and logged as a worker does."""
         pieces = [to_piece(delta) for delta in self._engine.step()]
-        step = decode_from_model(encode_step(Step([], pieces, 1, 0, 1)))
+        step = decode_from_model(encode(Step([], pieces, 1, 0, 1))[HEAD_BYTES:])
         assert isinstance(step, Step)
         for piece in step.pieces:
             self._held.add(piece)

@@ -6,8 +6,8 @@ import asyncio
 import io
 import os
 import threading
-from dataclasses import replace
 
+import msgspec
 import pytest
 import redis.exceptions
 import typer
@@ -24,9 +24,10 @@ from protocol import (
 )
 from tests.worker.harness import words
 from worker import rate as rate_module
-from worker.child import Teller, flat, to_piece
+from worker.child import READ_AT_ONCE, Teller, flat, to_piece
 from worker.cli import parse_bytes
 from worker.frames import (
+    HEAD_BYTES,
     Begun,
     Drop,
     Failed,
@@ -38,11 +39,12 @@ from worker.frames import (
     decode_from_model,
     decode_to_model,
     encode,
-    encode_step,
+    length_of,
+    read,
 )
 from worker.held import CHECKPOINT_TOKENS, Held
 from worker.link import Link
-from worker.model_process import READ_AHEAD, _read_line, _reader
+from worker.model_process import READ_AHEAD, _read_frame, _reader
 from worker.rate import Rate
 
 
@@ -50,16 +52,21 @@ def told(token_id: int) -> TokenLogprob:
     return {"token_id": token_id, "token": "t", "logprob": -0.5, "rank": 1, "top_logprobs": []}
 
 
+def body_of(frame: Load | Run | Drop | Ready | Failed | Step) -> bytes:
+    """A frame as its reader gets it."""
+    raw = encode(frame)
+    assert length_of(raw[:HEAD_BYTES]) == len(raw) - HEAD_BYTES
+    return raw[HEAD_BYTES:]
+
+
 AWKWARD = 'line\nend "quotes" \u2028 \0 \U0001f389'
 
 
 @pytest.mark.parametrize(
-    "frame", [Load("m", {"a": 1}), Run("1:j", AWKWARD, [[[1, 2], True], [[], False]]), Drop("1:j")]
+    "frame", [Load("m", {"a": 1}), Run("1:j", b"\xff\n{", [([1, 2], True), ([], False)]), Drop("1:j")]
 )
 def test_frames_to_the_model_come_back(frame: Load | Run | Drop) -> None:
-    line = encode(frame)
-    assert line.count(b"\n") == 1
-    assert decode_to_model(line) == frame
+    assert decode_to_model(body_of(frame)) == frame
 
 
 PIECES = [
@@ -73,16 +80,24 @@ PIECES = [
 
 
 def test_frames_from_the_model_come_back() -> None:
-    step = Step([Begun("1:a", 3, 2, 2**63, True)], PIECES, 1, 2, 3)
-    line = encode_step(step)
-    assert line.count(b"\n") == 1
-    assert decode_from_model(line) == step
-    counted = replace(step, counters={"steps": 7, "forward": 0.25})
-    assert decode_from_model(encode_step(counted)) == counted
+    step = Step([Begun("1:a", 3, 2, 2**64 - 1, True)], PIECES, 1, 2, 3)
+    assert decode_from_model(body_of(step)) == step
+    counted = msgspec.structs.replace(step, counters={"steps": 7, "forward": 0.25})
+    assert decode_from_model(body_of(counted)) == counted
     refused = Failed("give max_num_seqs 8", by_options=True)
-    assert decode_from_model(encode(refused)) == refused
-    assert decode_from_model(encode(Ready({"name": "m"}, 4, 0.5))) == Ready({"name": "m"}, 4, 0.5)
-    assert decode_from_model(encode(Failed("no"))) == Failed("no")
+    assert decode_from_model(body_of(refused)) == refused
+    assert decode_from_model(body_of(Ready({"name": "m"}, 4, 0.5))) == Ready({"name": "m"}, 4, 0.5)
+    assert decode_from_model(body_of(Failed("no"))) == Failed("no")
+
+
+def test_frames_are_read_one_after_the_other_until_one_is_torn() -> None:
+    frames = [Drop("1:a"), Run("1:b", b"x" * 3 * READ_AT_ONCE, []), Drop("1:c")]
+    raw = b"".join(map(encode, frames))
+    source = io.BytesIO(raw)
+    assert [decode_to_model(read(source) or b"") for _ in frames] == frames
+    assert read(source) is None
+    for torn in (raw[: HEAD_BYTES - 1], encode(frames[1])[:-1]):
+        assert read(io.BytesIO(torn)) is None
 
 
 def test_counters_go_along_once_a_second_and_with_the_last_step() -> None:
@@ -92,7 +107,8 @@ def test_counters_go_along_once_a_second_and_with_the_last_step() -> None:
     teller = Teller(engine, sink)
     while engine.has_work():
         teller.tell([], [to_piece(delta) for delta in engine.step()])
-    steps = [decode_from_model(line) for line in sink.getvalue().splitlines()]
+    sink.seek(0)
+    steps = [decode_from_model(body) for body in iter(lambda: read(sink), None)]
     assert all(isinstance(step, Step) for step in steps)
     counters = [step.counters for step in steps if isinstance(step, Step)]
     assert len(counters) >= 20
@@ -102,29 +118,24 @@ def test_counters_go_along_once_a_second_and_with_the_last_step() -> None:
     assert {"schedule", "forward", "sample", "output"} <= set(counters[-1] or ())
 
 
-def test_a_row_says_only_what_there_is() -> None:
-    """One is written for every token."""
-    assert encode_step(Step([], [Piece("1:a", 0, [1], "x")], 1, 0, 1)).count(b"null") == 0
-    assert b'["1:a",0,[1],"x"]' in encode_step(Step([], [Piece("1:a", 0, [1], "x")], 1, 0, 1))
-
-
 @pytest.mark.parametrize("length", [10, READ_AHEAD, READ_AHEAD + 1, 5 * READ_AHEAD + 3])
 def test_a_frame_may_have_any_length(length: int) -> None:
-    lines = [b"before\n", b"x" * length + b"\n", b"after\n"]
+    bodies = [b"before", b"x" * length, b"", b"after"]
+    raw = b"".join(len(body).to_bytes(HEAD_BYTES, "little") + body for body in bodies)
 
-    async def read() -> list[bytes]:
+    async def heard() -> list[bytes]:
         read_fd, write_fd = os.pipe()
         sink = os.fdopen(write_fd, "wb")
-        writer = threading.Thread(target=lambda: (sink.writelines([*lines, b"x" * length]), sink.close()))
+        writer = threading.Thread(target=lambda: (sink.write(raw + raw[: HEAD_BYTES + 3]), sink.close()))
         writer.start()
         reader = await _reader(read_fd)
-        heard = [await _read_line(reader) for _ in lines]
-        with pytest.raises(asyncio.IncompleteReadError):  # the last line is torn
-            await _read_line(reader)
+        found = [await _read_frame(reader) for _ in bodies]
+        with pytest.raises(asyncio.IncompleteReadError):  # the last frame is torn
+            await _read_frame(reader)
         writer.join()
-        return heard
+        return found
 
-    assert asyncio.run(read()) == lines
+    assert asyncio.run(heard()) == bodies
 
 
 def lease(logged: int = 0, attempt: int = 1) -> Lease:

@@ -49,7 +49,7 @@ def test_more_than_can_be_told_is_refused(tokens: int, params: dict[str, Any], r
 
 def test_it_is_refused_before_it_runs() -> None:
     job = Job(id="j", prompt="w " * 50_000, params=SamplingParams(prompt_logprobs=20))
-    refused = prepare(DryRunEngine("words", Options()), Run("1:j", "", []), job)
+    refused = prepare(DryRunEngine("words", Options()), Run("1:j", b"", []), job)
     assert isinstance(refused, Refused)
     assert refused.error.code == ErrorCode.INVALID_REQUEST
 
