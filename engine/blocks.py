@@ -128,6 +128,14 @@ class BlockPool:
                 del self._wanted[block]
                 self._unwanted[block] = None
 
+    def forget_idle(self) -> None:
+        """Nobody knows what the idle blocks hold: they are free."""
+        for idle in (self._unwanted, self._wanted):
+            for block in idle:
+                self.prefixes.forget(block)
+                self._free.append(block)
+            idle.clear()
+
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
         """Check that every block is free, idle, or in as many block tables as it has owners.
 

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.blocks import BlockPool
+from engine.breaker import Breaker
 from engine.bulk import Prompt, generate
 from engine.choice import Choice, Tokens
 from engine.interface import Delta, EngineStats, Grammar, GrammarCompiler, PromptEncoder, Request, Runner
@@ -95,6 +96,7 @@ class Engine:
             runner,
             self._scheduler,
             Pace(budget, max_step_ms),
+            Breaker(num_slots, budget),
             overlap=runner.is_asynchronous if overlap is None else overlap,
         )
         self._ended: dict[str, list[Delta]] = {}
@@ -212,7 +214,8 @@ class Engine:
             while prompts are computed.
 
         Raises:
-            Exception: whatever the forward pass raises; the state is not to be used after it.
+            DeviceLost: the device fails again and again; the state is not to be used after it.
+            Exception: whatever else the forward pass raises; as above.
         """
         if not self.has_work():
             return []

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     import torch
 
 
+class DeviceLost(Exception):
+    """The device fails again and again: nothing is told any more, and the process should be started anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What an earlier attempt has logged of one choice."""
@@ -178,7 +182,11 @@ class EngineCore(Protocol):
         ...
 
     def step(self) -> list[Delta]:
-        """Run one step. Empty when there is no work."""
+        """Run one step. Empty when there is no work.
+
+        Raises:
+            DeviceLost: the device fails again and again.
+        """
         ...
 
     def has_work(self) -> bool:

@@ -18,6 +18,9 @@ step still writes to it is written anew by later steps only, and a device does o
 
 Without overlap each draw is read at once, in the same order. On a CPU `forward` returns when all is done, so there is
 nothing to overlap, and a token would be told one step late.
+
+A step that the device cannot compute (no memory, above all) has told nothing yet: whoever runs waits again, what was
+drawn and not read is drawn anew, which gives the same token, and fewer run from then on (`engine.breaker`).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from time import perf_counter
 
 import torch
 
+from engine.breaker import Breaker, Fault, fault_of
 from engine.counters import Counters
 from engine.interface import Chunk, Delta, EngineStats, Runner
 from engine.pace import Pace
@@ -68,18 +72,22 @@ class _Unread:
 class Loop:
     """Owns the choices that are not over and what is launched for them."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, pace: Pace, overlap: bool) -> None:
+    def __init__(
+        self, runner: Runner, scheduler: Scheduler, pace: Pace, breaker: Breaker, overlap: bool
+    ) -> None:
         """
         Args:
             runner: computes.
             scheduler: decides what.
             pace: its budget a step.
+            breaker: the same, after faults of the device.
             overlap: whether a step is launched before the last one's tokens are read.
         """
         self.roster = Roster()
         self._runner = runner
         self._scheduler = scheduler
         self._pace = pace
+        self._breaker = breaker
         self._overlap = overlap
         self._unread: _Unread | None = None
         self._read_at = 0.0
@@ -91,18 +99,18 @@ class Loop:
         """Compute one step, and tell what it, or with overlap the one before, has made.
 
         Raises:
-            Exception: whatever the forward pass raises; the state is not to be used after it.
+            DeviceLost: the device fails again and again; the state is not to be used after it.
+            Exception: whatever else the forward pass raises; as above.
         """
         self._watch.start()
-        plan = self._scheduler.schedule(self._pace.budget)
-        outgrown = [self._outgrow(sequence) for sequence in plan.outgrown]
-        launched = self._launch(plan) if plan.chunks else None
-        deltas = self._read()
-        deltas += [self._cut(running) for running in outgrown if not running.gone]
-        if launched is not None:
-            deltas += self._draw(launched)
-        if not self._overlap:
-            deltas += self._read()
+        breaker = self._breaker
+        plan = self._scheduler.schedule(min(self._pace.budget, breaker.tokens), breaker.sequences)
+        deltas: list[Delta] = []
+        fault = self._try(plan, deltas)
+        if fault is not None:
+            self._recover(plan, fault, deltas)
+        elif plan.chunks:
+            breaker.went_well()
         self._forget_if_idle()
         return deltas
 
@@ -123,6 +131,49 @@ class Loop:
         if not self.roster:
             self._unread = None
 
+    def _try(self, plan: Plan, deltas: list[Delta]) -> Fault | None:
+        """Compute a step and add what it tells; the device's fault if it could not be computed."""
+        try:
+            outgrown = [self._outgrow(sequence) for sequence in plan.outgrown]
+            launched = self._launch(plan) if plan.chunks else None
+            self._read(deltas)
+            deltas += [self._cut(running) for running in outgrown if not running.gone]
+            if launched is not None:
+                self._draw(launched, deltas)
+            if not self._overlap:
+                self._read(deltas)
+        except Exception as error:
+            fault = fault_of(error)
+            if fault is None:
+                raise
+            return fault
+        return None
+
+    def _recover(self, plan: Plan, fault: Fault, deltas: list[Delta]) -> None:
+        """Go back to what has been told, with nobody running.
+
+        Raises:
+            DeviceLost: it is of no use.
+        """
+        self._unread = None
+        flying = [one for one in self.roster if one.row is not None or one.sequence.slot is not None]
+        outgrown = [one for one in self.roster if one.left and one.row is None]
+        for one in flying:
+            if one.row is not None:
+                one.row = None
+                one.sequence.expect_no_token()
+                if one.left:
+                    one.left = False
+                    self._scheduler.take_back(one.sequence)
+        deltas += [self._cut(one) for one in outgrown]
+        self._scheduler.send_all_back(keep_cache=fault.kind == "memory")
+        self._scheduler.check_integrity()
+        if not self._breaker.failed(fault, len(flying), sum(count for _, count in plan.chunks)):
+            error = RequestError(ErrorCode.DEVICE_ERROR, f"the device could not compute it: {fault.message}")
+            deltas += [self._failed(one, error) for one in flying if not one.gone]
+        if self._runner.is_asynchronous and torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def _launch(self, plan: Plan) -> _Launched:
         """Start a forward pass."""
         self._counters.step(self._scheduler, plan.chunks)
@@ -136,9 +187,9 @@ class Loop:
         self._watch.lap("forward")
         return _Launched(running, chunks, logits, at)
 
-    def _draw(self, launched: _Launched) -> list[Delta]:
+    def _draw(self, launched: _Launched, deltas: list[Delta]) -> None:
         """Start drawing a token for each choice whose sequence has caught up; tell the prompts that ask for it."""
-        deltas: list[Delta] = []
+        told = len(deltas)
         drawing: list[Running] = []
         rows: list[int] = []
         row = num_tokens = 0
@@ -150,7 +201,7 @@ class Loop:
                 rows.append(row - 1)
             if running.sequence.wants_prompt_logits and not running.gone:
                 deltas += self._tell_prompt(running, launched.logits[first:row], chunk)
-        if deltas:  # a prompt's failure ends its request
+        if len(deltas) > told:  # a prompt's failure ends its request
             rows = [row for row, running in zip(rows, drawing, strict=True) if not running.gone]
             drawing = [running for running in drawing if not running.gone]
         self._watch.lap("output")
@@ -163,7 +214,6 @@ class Loop:
                 running.left = True
                 self._scheduler.finish(running.sequence)
         self._watch.lap("sample")
-        return deltas
 
     def _computed(self, running: Running, chunk: Chunk) -> bool:
         """Take note of a computed chunk; whether a token is to be drawn now."""
@@ -176,17 +226,16 @@ class Loop:
         self._scheduler.computed(sequence, computed)
         return sequence.num_uncomputed_tokens == 0
 
-    def _read(self) -> list[Delta]:
+    def _read(self, deltas: list[Delta]) -> None:
         """Wait for the tokens that were drawn last, and give each to its choice."""
         unread, self._unread = self._unread, None
         if unread is None:
-            return []
+            return
         sampled = unread.drawn.read()
         now = perf_counter()
         self._pace.note(unread.num_tokens, now - max(unread.launched_at, self._read_at))
         self._read_at = now
         self._watch.lap("sample")
-        deltas: list[Delta] = []
         for running, token_id, problem, logprobs in zip(
             unread.running, sampled.token_ids, sampled.problems, sampled.logprobs, strict=True
         ):
@@ -198,7 +247,6 @@ class Loop:
             except Exception as error:
                 deltas.append(self._failed(running, error))
         self._watch.lap("output")
-        return deltas
 
     def _append(
         self, running: Running, token_id: int, problem: Problem | None, logprobs: Logprobs | None
@@ -230,6 +278,8 @@ class Loop:
             told = prompt_logprobs(logits[: len(following)], following, top)
             choice.prompt_logprobs += map(choice.told, told)
         except Exception as error:
+            if fault_of(error) is not None:
+                raise
             return [self._failed(running, error)]
         sequence.wants_prompt_logits = len(choice.prompt_logprobs) < len(sequence.prompt)
         return []

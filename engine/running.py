@@ -6,7 +6,7 @@ add --> waits <--> runs --> its last token is drawn --> its end is told
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.choice import Choice
@@ -38,6 +38,10 @@ class Roster:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
+
+    def __iter__(self) -> Iterator[Running]:
+        """Every choice that is not over."""
+        return (running for choices in self._requests.values() for running in choices.values())
 
     def add(self, request_id: str, choices: Iterable[Running]) -> None:
         """Enter the choices of a request, at least one."""

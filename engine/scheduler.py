@@ -133,6 +133,26 @@ class Scheduler:
         self.forecast.lengths.observe(sequence.num_output_tokens)
         self.remove(sequence)
 
+    def take_back(self, sequence: Sequence) -> None:
+        """Put a sequence in line again that was let go before its last token was read, which nobody ever will."""
+        self.waiting.add(sequence)
+
+    def send_all_back(self, keep_cache: bool) -> None:
+        """Send whoever runs back to their place in line: their KV is computed again.
+
+        Args:
+            keep_cache: whether what idle blocks hold can still be trusted.
+        """
+        for sequence in list(self.running):
+            sequence.num_lost_tokens = sequence.num_computed_tokens
+            self._retire(sequence)
+            self.waiting.add(sequence)
+            self.num_preemptions += 1
+        for sequence in self.waiting:  # a path may lead through a token that is drawn anew
+            self.reuse.leave(sequence)
+        if not keep_cache:
+            self.blocks.forget_idle()
+
     def computed(self, sequence: Sequence, count: int) -> None:
         """Note that a step has computed tokens of a running sequence."""
         before = sequence.num_computed_tokens
@@ -146,18 +166,19 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running) or bool(self.waiting)
 
-    def schedule(self, budget: int | None = None) -> Plan:
+    def schedule(self, budget: int | None = None, most_running: int | None = None) -> Plan:
         """Plan the next step. Empty only if there is no work, or if all of it is in `outgrown`.
 
         Args:
             budget: tokens, at most `max_num_batched_tokens`, which it is if not given. Every decode has its token
                 even so, and a prompt that has begun gets on by `LEAST`; nobody is admitted beyond it.
+            most_running: nobody is admitted beside so many; as many as there are slots if not given.
         """
         plan = Plan()
         left = self.max_num_batched_tokens - self._plan_decodes(plan)
         within = left if budget is None else min(left, budget - len(plan.chunks))
         within -= self._plan_prefills(plan, min(left, max(within, LEAST)))
-        self._admit(plan, max(within, 0))
+        self._admit(plan, max(within, 0), self.slots.num_slots if most_running is None else most_running)
         return plan
 
     def check_integrity(self) -> None:
@@ -192,13 +213,13 @@ class Scheduler:
                 left -= count
         return budget - left
 
-    def _admit(self, plan: Plan, budget: int) -> None:
+    def _admit(self, plan: Plan, budget: int, most_running: int) -> None:
         """Let waiting sequences in, each with the blocks of all its known tokens.
 
         One free block per running sequence is left alone: each may need its next one before anybody ends, and a
         newcomer let in too tightly would be preempted a step later with its prefill wasted.
         """
-        while budget and self.waiting and self.slots.num_free:
+        while budget and self.waiting and self.slots.num_free and len(self.running) < most_running:
             self.reuse.want(self.waiting.window(WINDOW))
             spare = self.blocks.num_free - len(self.running)
             need = partial(self._need_if_it_fits, self.forecast.ahead(self.running), spare)

@@ -102,6 +102,10 @@ class Sequence:
         """The token that was expected has been read."""
         self.token_ids[-1] = token_id
 
+    def expect_no_token(self) -> None:
+        """The token that was expected is never read: it will be drawn anew."""
+        self.token_ids.pop()
+
     @property
     def has_computed_prompt(self) -> bool:
         return self.num_computed_tokens >= len(self.prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -207,7 +208,14 @@ class Told:
     engine: Engine
 
 
-def tell(actions: list[Any], pool: tuple[int, int], budget: int, tight: bool, overlap: bool) -> Told:
+def tell(
+    actions: list[Any],
+    pool: tuple[int, int],
+    budget: int,
+    tight: bool,
+    overlap: bool,
+    prepare: Callable[[Engine], None] = lambda _: None,
+) -> Told:
     block_size, num_kv_blocks = pool
     runner = PagedDouble(flat, block_size=block_size, num_kv_blocks=num_kv_blocks)
     engine = make_engine(
@@ -220,6 +228,7 @@ def tell(actions: list[Any], pool: tuple[int, int], budget: int, tight: bool, ov
     )
     if tight:
         optimistic(engine)
+    prepare(engine)
     deltas: Output = defaultdict(list)
     aborted = set()
 
@@ -264,6 +273,11 @@ def plain(deltas: list[Delta]) -> list[Any]:
 
 def check_story(**drawn: Any) -> None:
     one_by_one, ahead = tell(**drawn, overlap=False), tell(**drawn, overlap=True)
+    assert_same_story(one_by_one, ahead)
+
+
+def assert_same_story(one_by_one: Told, ahead: Told) -> None:
+    """What was told of each choice is the same, up to where one of the two was aborted."""
     for key in one_by_one.choices.keys() | ahead.choices.keys():
         expected, got = plain(one_by_one.choices.get(key, [])), plain(ahead.choices.get(key, []))
         if key[0] in one_by_one.aborted | ahead.aborted:
