@@ -19,6 +19,8 @@ DEFAULT_MAX_BYTES = 1 << 30
 """Payload bytes a queue holds unless its meta says otherwise."""
 LONGEST_MS = 100 * 365 * 24 * 3600 * 1000
 """A longer time from now is cut to this: the server refuses times it cannot add, and only when the job ends."""
+LATEST_MS = 10**14 - 1
+"""A later moment is cut to this, in the year 5138: Lua writes 14 digits of a number."""
 ALIVE_MS = 15_000
 """A worker whose last heartbeat is older counts as gone."""
 FORGET_WORKER_MS = 10 * 60_000
@@ -133,32 +135,28 @@ class Status:
     """How many of those that wait do so for their time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a queue holds, and how much there is."""
+
+    max_entries: int
+    max_bytes: int
+    entries: int
+    bytes: int
+
+
 def _text(raw: bytes | str) -> str:
     return raw.decode() if isinstance(raw, bytes) else raw
 
 
-def _ms(seconds: float | None) -> int:
-    return math.ceil(min((seconds or 0) * 1000, LONGEST_MS))
+def _ms(seconds: float | None, most: int = LONGEST_MS) -> int:
+    return math.ceil(min((seconds or 0) * 1000, most))
 
 
-def _times(job: Job) -> tuple[Arg, ...]:
-    """When it may start, when it must have ended, how often it is tried again: as `lua/submit.lua` takes them."""
-    retries = "" if job.max_retries == DEFAULT_MAX_RETRIES else job.max_retries
-    return _ms(job.not_before), _ms(job.delay_s), _ms(job.deadline), _ms(job.deadline_in_s), retries
-
-
-def submit(keys: Keys, job: Job) -> Call[Submitted]:
-    """Store and queue a job."""
+def submit_args(keys: Keys, job: Job) -> tuple[Arg, ...]:
+    """A job as `lua/submit.lua` takes it."""
     payload = job.encode()
-
-    def read(reply: list[Any]) -> Submitted:
-        outcome: Any = _text(reply[0])
-        if outcome == "full":
-            return Submitted(outcome, None, *(int(number) for number in reply[1:]))
-        state: Any = _text(reply[1]) if len(reply) > 1 else "queued"
-        return Submitted(outcome, state)
-
-    args: tuple[Arg, ...] = (
+    return (
         keys.base,
         job.id,
         payload,
@@ -169,9 +167,25 @@ def submit(keys: Keys, job: Job) -> Call[Submitted]:
         _ms(job.result_ttl_s),
         DEFAULT_MAX_ENTRIES,
         DEFAULT_MAX_BYTES,
-        *_times(job),
+        _ms(job.not_before, LATEST_MS),
+        _ms(job.delay_s),
+        _ms(job.deadline, LATEST_MS),
+        _ms(job.deadline_in_s),
+        "" if job.max_retries == DEFAULT_MAX_RETRIES else job.max_retries,
     )
-    return Call(load("submit"), keys.meta, args, read)
+
+
+def submit(keys: Keys, job: Job) -> Call[Submitted]:
+    """Store and queue a job."""
+
+    def read(reply: list[Any]) -> Submitted:
+        outcome: Any = _text(reply[0])
+        if outcome == "full":
+            return Submitted(outcome, None, *(int(number) for number in reply[1:]))
+        state: Any = _text(reply[1]) if len(reply) > 1 else "queued"
+        return Submitted(outcome, state)
+
+    return Call(load("submit"), keys.meta, submit_args(keys, job), read)
 
 
 def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Call[Leased]:
@@ -303,3 +317,27 @@ def forget(keys: Keys, run: str, ended: Sequence[tuple[str, str]]) -> Call[int]:
     """Delete ended jobs of a bulk run, given as (id, entry of the run's stream)."""
     pairs = [part for pair in ended for part in pair]
     return Call(load("forget"), keys.meta, (keys.base, run, *pairs), int)
+
+
+def pause(keys: Keys, paused: bool) -> Call[bool]:
+    """Stop granting leases, or go on; whether the queue is paused now."""
+    return Call(
+        load("pause"), keys.meta, (keys.base, int(paused)), lambda reply: bool(_text(reply) == "paused")
+    )
+
+
+def limits(keys: Keys, max_entries: int | None = None, max_bytes: int | None = None) -> Call[Limits]:
+    """Set how much the queue holds, or ask. None leaves a bound as it is, 0 sets it to the default."""
+    given = ("" if most is None else most for most in (max_entries, max_bytes))
+    args: tuple[Arg, ...] = (keys.base, *given, DEFAULT_MAX_ENTRIES, DEFAULT_MAX_BYTES)
+    return Call(load("limits"), keys.meta, args, lambda reply: Limits(*reply))
+
+
+def weights(keys: Keys, tenant: str = "", weight: float = 1.0) -> Call[dict[str, float]]:
+    """Give a tenant a weight, above 0, or only ask: every weight that is not 1, by tenant."""
+
+    def read(reply: list[Any]) -> dict[str, float]:
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return {_text(name): float(value) for name, value in pairs}
+
+    return Call(load("weight"), keys.meta, (keys.base, tenant, repr(float(weight))), read)

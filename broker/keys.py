@@ -48,6 +48,21 @@ class Keys:
         return f"{self.base}leases"
 
     @property
+    def delayed(self) -> str:
+        """Sorted set: job id by the server time (ms) before which nobody may have it."""
+        return f"{self.base}delayed"
+
+    @property
+    def deadlines(self) -> str:
+        """Sorted set: job id by the server time (ms) at which its deadline is looked at."""
+        return f"{self.base}deadlines"
+
+    @property
+    def weights(self) -> str:
+        """Hash: a tenant's share of the picks beside one of weight 1."""
+        return f"{self.base}weights"
+
+    @property
     def control(self) -> str:
         """Channel: `wake` and `cancel:<id>`; hints only."""
         return f"{self.base}control"

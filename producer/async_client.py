@@ -16,28 +16,31 @@ from itertools import islice
 from typing import Any, Self
 
 from broker import calls
-from broker.calls import Cancelled, Look, Status
+from broker.calls import Cancelled, Limits, Look, Status
 from broker.connection import connect_async, wait_until_ready_async
 from broker.keys import keys_of
 from broker.queue import AsyncQueue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow_async
-from producer.reach import Server, faults_in_one_line
+from producer.dead import AsyncDeadLetters
+from producer.reach import OUTAGE_S, Server, faults_in_one_line
 from producer.request import (
     SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
     check_id,
-    check_size,
+    check_limits,
+    limits_call,
     not_taken,
     queue_full,
     unless_failed,
     waits,
+    weight_call,
 )
 from producer.wait import wait_for_result_async
 from protocol import Job, Priority, Result, SamplingParams, State, TokenEvent
-from protocol.job import DEFAULT_RESULT_TTL_S
+from protocol.job import DEFAULT_MAX_RETRIES, DEFAULT_RESULT_TTL_S
 
 
 class AsyncJobHandle:
@@ -93,11 +96,11 @@ class AsyncClient:
         self._server = await asyncio.to_thread(Server, self._redis_url)
         self.url = self._server.url
         try:
-            await wait_until_ready_async(self.url)
+            await wait_until_ready_async(self.url, keys=self._keys)
         except BaseException:
             self._server.close()
             raise
-        self.queue = AsyncQueue(connect_async(self.url), self._keys)
+        self.queue = AsyncQueue(connect_async(self.url, self._keys, OUTAGE_S), self._keys)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,6 +126,11 @@ class AsyncClient:
         model: str | None = None,
         stream: bool = True,
         result_ttl_s: float | None = DEFAULT_RESULT_TTL_S,
+        not_before: float | None = None,
+        delay_s: float | None = None,
+        deadline: float | None = None,
+        deadline_in_s: float | None = None,
+        max_retries: int = DEFAULT_MAX_RETRIES,
         wait_s: float | None = None,
         **sampling: Any,
     ) -> AsyncJobHandle:
@@ -145,6 +153,11 @@ class AsyncClient:
             model=model,
             stream=stream,
             result_ttl_s=result_ttl_s,
+            not_before=not_before,
+            delay_s=delay_s,
+            deadline=deadline,
+            deadline_in_s=deadline_in_s,
+            max_retries=max_retries,
         )
         await self._submit([job], wait_s)
         return AsyncJobHandle(self, job.id)
@@ -155,7 +168,7 @@ class AsyncClient:
         source = iter(jobs)
         while batch := list(islice(source, SUBMIT_AT_ONCE)):
             for job in batch:
-                check_size(job)
+                check_limits(job)
             await self._submit(batch, wait_s)
             handles += [AsyncJobHandle(self, job.id) for job in batch]
         return handles
@@ -167,6 +180,31 @@ class AsyncClient:
     async def status(self) -> Status:
         """The queue and its workers at a glance."""
         return await self.run(calls.status(self.queue.keys))
+
+    @property
+    def dead(self) -> AsyncDeadLetters:
+        """The queue's dead letters."""
+        return AsyncDeadLetters(self)
+
+    async def pause(self) -> None:
+        """Let no more jobs start; those that run go on."""
+        await self.run(calls.pause(self.queue.keys, True))
+
+    async def resume(self) -> None:
+        """Let jobs start again."""
+        await self.run(calls.pause(self.queue.keys, False))
+
+    async def limits(self, max_entries: int | None = None, max_bytes: int | None = None) -> Limits:
+        """Set how much the queue holds, or ask."""
+        return await self.run(limits_call(self.queue.keys, max_entries, max_bytes))
+
+    async def weights(self) -> dict[str, float]:
+        """The weights of the tenants that have one other than 1."""
+        return await self.run(calls.weights(self.queue.keys))
+
+    async def set_weight(self, tenant: str, weight: float) -> None:
+        """Give a tenant a share of the picks."""
+        await self.run(weight_call(self.queue.keys, tenant, weight))
 
     async def run(self, call: Call[T]) -> T:
         """Run one call of `broker.calls`."""

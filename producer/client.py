@@ -15,28 +15,31 @@ from itertools import islice
 from typing import Any, Self
 
 from broker import calls
-from broker.calls import Cancelled, Look, Status
+from broker.calls import Cancelled, Limits, Look, Status
 from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
 from broker.queue import Queue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow
-from producer.reach import Server, faults_in_one_line
+from producer.dead import DeadLetters
+from producer.reach import OUTAGE_S, Server, faults_in_one_line
 from producer.request import (
     SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
     check_id,
-    check_size,
+    check_limits,
+    limits_call,
     not_taken,
     queue_full,
     unless_failed,
     waits,
+    weight_call,
 )
 from producer.wait import wait_for_result
 from protocol import Job, Priority, Result, SamplingParams, State, TokenEvent
-from protocol.job import DEFAULT_RESULT_TTL_S
+from protocol.job import DEFAULT_MAX_RETRIES, DEFAULT_RESULT_TTL_S
 
 
 class JobHandle:
@@ -111,11 +114,11 @@ class Client:
         self._server = Server(redis_url)
         self.url = self._server.url
         try:
-            wait_until_ready(self.url, patience_s)
+            wait_until_ready(self.url, patience_s, keys)
         except BaseException:
             self._server.close()
             raise
-        self.queue = Queue(connect(self.url), keys)
+        self.queue = Queue(connect(self.url, keys, OUTAGE_S), keys)
 
     def submit(
         self,
@@ -136,6 +139,11 @@ class Client:
         model: str | None = None,
         stream: bool = True,
         result_ttl_s: float | None = DEFAULT_RESULT_TTL_S,
+        not_before: float | None = None,
+        delay_s: float | None = None,
+        deadline: float | None = None,
+        deadline_in_s: float | None = None,
+        max_retries: int = DEFAULT_MAX_RETRIES,
         wait_s: float | None = None,
         **sampling: Any,
     ) -> JobHandle:
@@ -160,10 +168,16 @@ class Client:
             model: refuse to be answered by a model of another name.
             stream: False where nobody will watch token by token.
             result_ttl_s: how long the result is kept, in seconds; 0 or None: until it is deleted.
+            not_before: when it may start, in seconds since the epoch by the server's clock.
+            delay_s: the same, in seconds from now.
+            deadline: when it is no longer wanted, as `not_before`: it never starts after it, and is stopped at it.
+            deadline_in_s: the same, in seconds from now.
+            max_retries: how often it is tried again after an error that can pass.
             wait_s: how long to wait for room in a full queue, in seconds; None does not.
 
         Raises:
-            RequestError: an argument is out of its range, or the job has more than 4 MiB.
+            RequestError: an argument is out of its range, the job has more than 4 MiB, or its answer may have more
+                than 256 MiB.
             JobConflict: the id belongs to another job.
             QueueFull: the queue is full.
             BrokerUnreachable: the server is gone.
@@ -186,6 +200,11 @@ class Client:
             model=model,
             stream=stream,
             result_ttl_s=result_ttl_s,
+            not_before=not_before,
+            delay_s=delay_s,
+            deadline=deadline,
+            deadline_in_s=deadline_in_s,
+            max_retries=max_retries,
         )
         self._submit([job], wait_s)
         return JobHandle(self, job.id)
@@ -202,7 +221,7 @@ class Client:
         source = iter(jobs)
         while batch := list(islice(source, SUBMIT_AT_ONCE)):
             for job in batch:
-                check_size(job)
+                check_limits(job)
             self._submit(batch, wait_s)
             handles += [JobHandle(self, job.id) for job in batch]
         return handles
@@ -214,6 +233,45 @@ class Client:
     def status(self) -> Status:
         """The queue and its workers at a glance."""
         return self.run(calls.status(self.queue.keys))
+
+    @property
+    def dead(self) -> DeadLetters:
+        """The queue's dead letters."""
+        return DeadLetters(self)
+
+    def pause(self) -> None:
+        """Let no more jobs start; those that run go on."""
+        self.run(calls.pause(self.queue.keys, True))
+
+    def resume(self) -> None:
+        """Let jobs start again."""
+        self.run(calls.pause(self.queue.keys, False))
+
+    def limits(self, max_entries: int | None = None, max_bytes: int | None = None) -> Limits:
+        """Set how much the queue holds, waiting and running, or ask.
+
+        Args:
+            max_entries: jobs; None leaves the bound as it is, 0 sets it to the default.
+            max_bytes: bytes of their payloads; likewise.
+
+        Raises:
+            RequestError: a bound is below 0.
+            BrokerUnreachable: the server is gone.
+        """
+        return self.run(limits_call(self.queue.keys, max_entries, max_bytes))
+
+    def weights(self) -> dict[str, float]:
+        """The weights of the tenants that have one other than 1."""
+        return self.run(calls.weights(self.queue.keys))
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """Give a tenant a share of the picks; beside one of weight 1 it has `weight` times as many.
+
+        Raises:
+            RequestError: no tenant can have that name or that weight.
+            BrokerUnreachable: the server is gone.
+        """
+        self.run(weight_call(self.queue.keys, tenant, weight))
 
     def run(self, call: Call[T]) -> T:
         """Run one call of `broker.calls`.

@@ -11,7 +11,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from broker.calls import Submitted
+from broker import calls
+from broker.calls import Limits, Submitted
+from broker.keys import Keys
+from broker.script import Call
 from producer import ranges
 from producer.nesting import DEEPEST, deeper_than
 from protocol import (
@@ -26,11 +29,11 @@ from protocol import (
     SamplingParams,
     describe_validation,
 )
-from protocol.job import CHAT_ONLY, JobId
+from protocol.job import CHAT_ONLY, JobId, Name
 from protocol.response_format import JsonSchemaFormat
+from protocol.volume import MOST_LOG_BYTES, MOST_PAYLOAD_BYTES, most_logged
 
-MAX_PAYLOAD_BYTES = 4 << 20
-"""Largest job a producer sends: the server holds every waiting one in memory."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 SUBMIT_AT_ONCE = 500
 """Jobs in one pipeline."""
 
@@ -72,7 +75,7 @@ def build_job(
         )
     except ValidationError as error:
         raise _invalid(describe_validation(error)) from None
-    check_size(job)
+    check_limits(job)
     return job
 
 
@@ -135,11 +138,11 @@ def check_id(job_id: str) -> str:
         ) from None
 
 
-def check_size(job: Job) -> int:
-    """The job's payload in bytes.
+def check_limits(job: Job) -> None:
+    """Refuse a job that is too large, or whose answer could be.
 
     Raises:
-        RequestError: it is larger than we send, or holds what JSON in UTF-8 cannot carry.
+        RequestError: its payload or its worst-case log is over the limit, or JSON in UTF-8 cannot carry it.
     """
     _check_json(job)
     try:
@@ -148,9 +151,44 @@ def check_size(job: Job) -> int:
         raise _invalid(
             "its text holds half a character (a lone surrogate), which UTF-8 cannot carry"
         ) from None
-    if size > MAX_PAYLOAD_BYTES:
-        raise _invalid(f"the job has {size:,} bytes; the limit is {MAX_PAYLOAD_BYTES:,} (4 MiB)")
-    return size
+    if size > MOST_PAYLOAD_BYTES:
+        raise _invalid(f"the job has {size:,} bytes; the limit is {MOST_PAYLOAD_BYTES:,} (4 MiB)")
+    logged = most_logged(job) or 0
+    if logged > MOST_LOG_BYTES:
+        raise _invalid(
+            f"{job.num_choices:,} choices of {job.params.max_tokens:,} tokens may have {logged:,} bytes to tell"
+            f"{' with their log-probabilities' if job.params.num_logprobs is not None else ''}; the limit is "
+            f"{MOST_LOG_BYTES:,} (256 MiB): ask for fewer tokens, choices or alternatives"
+        )
+
+
+def limits_call(keys: Keys, max_entries: int | None, max_bytes: int | None) -> Call[Limits]:
+    """Set or ask a queue's bounds.
+
+    Raises:
+        RequestError: a bound is below 0.
+    """
+    for name, most in (("max_entries", max_entries), ("max_bytes", max_bytes)):
+        if most is not None and not 0 <= most <= 1 << 53:
+            raise _invalid(f"{name} is {most}: give a number above 0, or 0 for the default")
+    return calls.limits(keys, max_entries, max_bytes)
+
+
+def weight_call(keys: Keys, tenant: str, weight: float) -> Call[dict[str, float]]:
+    """Set a tenant's weight.
+
+    Raises:
+        RequestError: no tenant can have that name or that weight.
+    """
+    try:
+        TypeAdapter(Name).validate_python(tenant)
+    except ValidationError:
+        raise _invalid(f"tenant {tenant!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'") from None
+    if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        raise _invalid(
+            f"weight {weight:g}: give {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is what every tenant has"
+        )
+    return calls.weights(keys, tenant, weight)
 
 
 def _check_json(job: Job) -> None:
@@ -161,11 +199,11 @@ def _check_json(job: Job) -> None:
     """
     wanted = job.params.response_format
     schema = wanted.json_schema.schema_ if isinstance(wanted, JsonSchemaFormat) else None
-    calls = [message.tool_calls for message in job.messages or () if message.tool_calls]
+    tool_calls = [message.tool_calls for message in job.messages or () if message.tool_calls]
     for field, value in (
         ("tools", job.tools),
         ("chat_template_kwargs", job.chat_template_kwargs),
-        ("messages: tool_calls", calls),
+        ("messages: tool_calls", tool_calls),
         ("response_format.json_schema.schema", schema),
     ):
         if value:

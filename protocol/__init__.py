@@ -12,6 +12,7 @@ from protocol.errors import (
     OptionRefused,
     QueueFull,
     RequestError,
+    WrongState,
 )
 from protocol.event import (
     Event,
@@ -67,6 +68,7 @@ __all__ = [
     "TokenLogprob",
     "TopLogprob",
     "Usage",
+    "WrongState",
     "decode_event",
     "describe_validation",
     "encode_terminal",

@@ -62,6 +62,10 @@ class JobNotFound(MillstreamError):
     """No such job: never submitted, or its result has expired."""
 
 
+class WrongState(MillstreamError):
+    """A job's state does not allow what was asked of it."""
+
+
 class JobFailed(MillstreamError):
     """The job ended without a completion; `result` says how."""
 

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 from engine.interface import Request
 from protocol import ErrorCode, RequestError
+from protocol.volume import ALTERNATIVE_BYTES, LOGPROB_BYTES, MOST_LOG_BYTES
 
 MOST_PROMPT_BYTES = 64 << 20
-MOST_OUTPUT_BYTES = 256 << 20
-"""The server takes no value above 512 MiB."""
-_BYTES_A_TOKEN = 96
-_BYTES_AN_ALTERNATIVE = 64
 
 
 def check_volume(request: Request) -> None:
@@ -33,13 +30,13 @@ def check_volume(request: Request) -> None:
     prompt_tokens = request.num_prompt_tokens
     output_tokens = request.params.n * sum(request.max_tokens)
     _check("prompt_logprobs", request.params.prompt_logprobs, prompt_tokens, "prompt", MOST_PROMPT_BYTES)
-    _check("logprobs", request.params.num_logprobs, output_tokens, "output", MOST_OUTPUT_BYTES)
+    _check("logprobs", request.params.num_logprobs, output_tokens, "output", MOST_LOG_BYTES)
 
 
 def _check(name: str, alternatives: int | None, num_tokens: int, of: str, most: int) -> None:
     if alternatives is None:
         return
-    size = num_tokens * (_BYTES_A_TOKEN + alternatives * _BYTES_AN_ALTERNATIVE)
+    size = num_tokens * (LOGPROB_BYTES + alternatives * ALTERNATIVE_BYTES)
     if size > most:
         how_many = "max_tokens for all choices together" if of == "output" else "all prompts together"
         raise RequestError(

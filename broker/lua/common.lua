@@ -19,11 +19,14 @@
 --   <base>tokens:<id>      channel the same events
 --   <base>result:<id>      string  the result, JSON
 --   <base>done:<run>       stream  {id, state}: completions of one bulk run
---   <base>dead             stream  {id, reason, raw, attempt, crashes, worker}: dead letters
+--   <base>dead             stream  {id, reason, raw, attempt, worker}: dead letters
 --   <base>workers          hash    worker -> "<server ms> <json>"
 --   <base>control          channel wake, cancel:<id>
 --
 -- ARGV[1] is always the base.
+--
+-- A server whose memory is full refuses, all through a script that began so, the commands that may take more, and runs
+-- those that give some back. So a script's first write is one of the former: then nothing is done by halves.
 
 local base = ARGV[1]
 local meta = base .. 'meta'
@@ -76,6 +79,21 @@ local function put_in_line(id, priority, tenant)
   redis.call('HSET', job_key(id), 'entry', redis.call('XADD', stream, '*', 'id', id))
   local virtual_time = redis.call('HGET', meta, 'vt:' .. priority) or 0
   redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', virtual_time + cost_of(tenant), tenant)
+end
+
+-- The dead letter of that name, {entry id, fields}: its entry's id, or its job's. Nil without one.
+local function find_letter(name)
+  local letter = string.match(name, '^%d+%-%d+$') and redis.pcall('XRANGE', dead, name, name)[1]
+  if letter then return letter end
+  local entry = redis.call('HGET', job_key(name), 'letter')
+  return entry and redis.call('XRANGE', dead, entry, entry)[1]
+end
+
+-- A flat array of names and values as a table.
+local function table_of(flat)
+  local fields = {}
+  for i = 1, #flat, 2 do fields[flat[i]] = flat[i + 1] end
+  return fields
 end
 
 -- Drop an entry for good. The stream goes with its last entry, and its tenant with the stream.
@@ -175,13 +193,13 @@ local MOST_DUE = 500 -- in one call: a script holds up the whole server
 local function release_due(now)
   local due = redis.call('ZRANGE', delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_DUE)
   for _, id in ipairs(due) do
-    redis.call('ZREM', delayed, id)
     local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'priority', 'tenant')
     if f[1] == 'queued' and f[2] == '' then
       put_in_line(id, f[3], f[4])
     elseif f[1] == 'queued' then
       redis.call('ZADD', leases, 0, id)
     end
+    redis.call('ZREM', delayed, id)
   end
   if #due > 0 then wake_hungry() end
 end

@@ -12,7 +12,9 @@ for i = 8, #ARGV do events[i - 7] = ARGV[i] end
 local _, whole = append_events(id, tonumber(ARGV[7]), events)
 if not whole then return 'gap' end
 if ARGV[6] ~= '' then
-  redis.call('XADD', base .. 'dead', '*', 'id', id, 'reason', ARGV[6], 'raw', redis.call('HGET', job_key(id), 'payload'))
+  local known = redis.call('HMGET', job_key(id), 'payload', 'worker')
+  redis.call('HSET', job_key(id), 'letter', redis.call('XADD', dead, '*', 'id', id, 'reason', ARGV[6], 'raw', known[1] or '',
+    'attempt', attempt, 'worker', known[2]))
 end
 end_job(id, state, ARGV[5], server_ms())
 return 'ok'

@@ -6,6 +6,7 @@
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
 local MOST_CLEARED = 1000 -- entries that are no jobs, cleared in one call: a script holds up the whole server
+local MOST_RAW = 65536 -- bytes kept of such an entry
 local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
 local granted, granted_bytes = {}, 0
@@ -95,8 +96,8 @@ local function take(priority, tenant)
   end
   local f = id and redis.call('HMGET', job_key(id), 'state', 'cancel', 'entry')
   if not f or not f[1] then
-    redis.call('XADD', base .. 'dead', '*', 'id', id or '', 'reason', id and 'lost_payload' or 'not_a_job',
-      'raw', cjson.encode(fields))
+    redis.call('XADD', dead, '*', 'id', id or '', 'reason', id and 'lost_payload' or 'not_a_job',
+      'raw', string.sub(cjson.encode(fields), 1, MOST_RAW))
     drop_entry(priority, tenant, entry[1])
   elseif f[1] ~= 'queued' or f[3] ~= entry[1] then
     drop_entry(priority, tenant, entry[1]) -- an entry somebody copied: its job has one of its own
@@ -137,7 +138,7 @@ expire_overdue(now)
 local more = false
 if redis.call('HGET', meta, 'paused') ~= '1' then
   more = reclaim()
-  local picks = tonumber(redis.call('HGET', meta, 'picks') or 0)
+  local picks = redis.call('HINCRBY', meta, 'picks', 0) -- refused where memory is full; reading an entry is not
   local from = picks
   local limit = from + count + MOST_CLEARED
   while has_room() and picks < limit and pick(picks) do picks = picks + 1 end

@@ -1,12 +1,14 @@
-"""The producer's verbs. Each file is one verb; what is slow to import is imported when the verb runs."""
+"""The producer's verbs, each file one or a group of them. What is slow to import is imported when the verb runs."""
 
 from __future__ import annotations
 
 import typer
 
 from producer.cli.cancel import cancel
+from producer.cli.dead import dead
 from producer.cli.flags import Panelled
 from producer.cli.generate import generate
+from producer.cli.queue import group as queue
 from producer.cli.result import result
 from producer.cli.status import status
 from producer.cli.submit import submit
@@ -17,3 +19,5 @@ def add_verbs(app: typer.Typer) -> None:
     """Register the producer's verbs."""
     for verb in (generate, submit, watch, result, cancel, status):
         app.command(cls=Panelled)(verb)
+    app.add_typer(dead, name="dead", no_args_is_help=True)
+    app.add_typer(queue, name="queue", no_args_is_help=True)

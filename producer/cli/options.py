@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from typing import Annotated
 
 import typer
@@ -17,6 +18,29 @@ RedisUrl = Annotated[
 QueueName = Annotated[str, typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since the epoch, as such or as a date and time.
+
+    Raises:
+        typer.BadParameter: it is no moment, or leaves open which.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        try:
+            given = datetime.fromisoformat(text)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{text!r} is no moment: give 2030-01-31T08:00Z, or seconds since 1970"
+            ) from None
+        if given.tzinfo is None:
+            raise typer.BadParameter(f"{text!r} has no time zone: write {text}Z or {text}+01:00") from None
+        value = given.timestamp()
+    return seconds(value)
 
 
 def seconds(value: float | None) -> float | None:

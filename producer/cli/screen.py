@@ -26,6 +26,11 @@ def note_missing_worker(client: Client) -> None:
         note(f"no worker serves queue {name} yet: start `millstream worker --model M{queue}`")
 
 
+def printable(name: object) -> str:
+    """A name that others chose, so that it cannot leave its line or command the terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(name))
+
+
 def show(choices: Sequence[Choice]) -> None:
     """The text of each choice; from the second on, under a line that numbers it as events and results do."""
     for choice in choices:

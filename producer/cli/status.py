@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from producer.cli import exits, options
+from producer.cli.screen import printable
 
 if TYPE_CHECKING:
     from broker.calls import Status, WorkerBeat
@@ -77,6 +78,7 @@ def _as_dict(queue: str, found: Status) -> dict[str, Any]:
         "bytes": found.bytes,
         "dead": found.dead,
         "paused": found.paused,
+        "delayed": found.delayed,
         "workers": [
             {**beat.info, "worker": beat.worker, "age_s": beat.age_ms / 1000, "alive": beat.alive}
             for beat in found.workers
@@ -86,9 +88,11 @@ def _as_dict(queue: str, found: Status) -> dict[str, Any]:
 
 def _show(queue: str, found: Status) -> None:
     paused = "; paused" if found.paused else ""
-    print(f"queue {queue}: {_shown(found.fingerprint or 'no model yet')}{paused}")
+    print(f"queue {queue}: {printable(found.fingerprint or 'no model yet')}{paused}")
+    for_their_time = f" ({found.delayed:,} for their time)" if found.delayed else ""
     print(
-        f"{found.waiting:,} waiting, {found.running:,} running ({found.bytes:,} bytes), {found.dead:,} dead letters"
+        f"{found.waiting:,} waiting{for_their_time}, {found.running:,} running ({found.bytes:,} bytes), "
+        f"{found.dead:,} dead letters"
     )
     if not found.workers:
         print("no worker")
@@ -103,13 +107,13 @@ def _worker_lines(beat: WorkerBeat) -> list[str]:
     """
     info = beat.info
     running, waiting, slots, pid = (
-        _shown(info.get(name, "-")) for name in ("running", "waiting", "slots", "pid")
+        printable(info.get(name, "-")) for name in ("running", "waiting", "slots", "pid")
     )
     speed = "-" if info.get("tokens_per_s") is None else f"{info['tokens_per_s']:,.0f}"
     lines = [
-        f"worker {_shown(beat.worker)}",
-        f"  model {_shown(info.get('model', '-'))}",
-        f"  host {_shown(info.get('host', '-'))}, pid {pid}",
+        f"worker {printable(beat.worker)}",
+        f"  model {printable(info.get('model', '-'))}",
+        f"  host {printable(info.get('host', '-'))}, pid {pid}",
         f"  heard of {beat.age_ms / 1000:.0f} s ago{'' if beat.alive else ' (gone)'}",
         f"  {running} running, {waiting} waiting, {slots} slots, {speed} tokens/s",
     ]
@@ -134,8 +138,3 @@ def _figure(name: str, value: float | None) -> str:
     return {"preemptions": f"{value:,.0f}", "step_ms": f"{value:,.0f} ms"}.get(
         name, f"{value:.0%}" if name in _PARTS else f"{value:.1%}"
     )
-
-
-def _shown(name: object) -> str:
-    """A name that others chose, so that it cannot leave its line or command the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(name))

@@ -64,6 +64,25 @@ def submit(
             metavar="SECONDS", callback=options.seconds, help="How long to wait for room in a full queue."
         ),
     ] = None,
+    not_before: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When it may start, by the server's clock: 2030-01-31T08:00Z."),
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", callback=options.seconds, help="The same, from now."),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When it is no longer wanted: never started after, stopped at it."),
+    ] = None,
+    deadline_in: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", callback=options.seconds, help="The same, from now."),
+    ] = None,
+    max_retries: Annotated[
+        int, typer.Option(min=0, max=100, metavar="N", help="Tries more after an error that can pass.")
+    ] = 3,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the job: live text on stdout.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -84,6 +103,11 @@ def submit(
             priority=level,
             tenant=tenant,
             model=model,
+            not_before=options.moment(not_before),
+            delay_s=delay,
+            deadline=options.moment(deadline),
+            deadline_in_s=deadline_in,
+            max_retries=max_retries,
             wait_s=wait,
             params=sampling_params(sampling),  # by name, one from --sampling could meet an argument of submit
         )

@@ -25,7 +25,13 @@ from protocol import (
 
 LONG_MS = 60_000
 MODEL = Fingerprint(name="tiny")
-TERMINAL_EVENT = {"succeeded": "done", "failed": "error", "cancelled": "cancelled", "dead": "dead"}
+TERMINAL_EVENT = {
+    "succeeded": "done",
+    "failed": "error",
+    "cancelled": "cancelled",
+    "expired": "expired",
+    "dead": "dead",
+}
 
 
 def job(job_id: str, **fields: Any) -> Job:
@@ -157,7 +163,7 @@ def assert_drained(queue: Queue) -> None:
     keys = queue.keys
     assert counts(queue) == (0, 0)
     left = {name for name in key_names(queue) if client.ttl(name) == -1}
-    stay = {keys.meta, keys.workers, keys.dead}
+    stay = {keys.meta, keys.workers, keys.dead, keys.weights}
     assert {name for name in left - stay if not name.startswith(keys.done(""))} == set()
 
 
@@ -180,11 +186,17 @@ def dead_letters(queue: Queue) -> list[dict[str, Any]]:
     return [{name.decode(): value for name, value in fields.items()} for _, fields in raw]
 
 
+def server_ms(queue: Queue) -> int:
+    """The server's clock."""
+    client: Any = queue.client
+    seconds, micros = client.time()
+    return int(seconds * 1000 + micros // 1000)
+
+
 def beat_at(queue: Queue, worker: str, age_ms: int) -> None:
     """As if a worker had last been heard of that long ago."""
     client: Any = queue.client
-    seconds, micros = client.time()
-    at = seconds * 1000 + micros // 1000 - age_ms
+    at = server_ms(queue) - age_ms
     client.hset(queue.keys.workers, worker, f"{at} {json.dumps({'pid': 1})}")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import calls
+from broker import calls, dead_letters
 from broker.keys import Keys
 from broker.queue import Queue
 from broker.script import load
@@ -19,7 +19,16 @@ SCRIPTS = sorted(entry.name for entry in LUA.iterdir() if entry.name.endswith(".
 
 
 def names_of(keys: Keys) -> list[str]:
-    plain = [keys.meta, keys.workers, keys.leases, keys.control, keys.dead]
+    plain = [
+        keys.meta,
+        keys.workers,
+        keys.leases,
+        keys.delayed,
+        keys.deadlines,
+        keys.weights,
+        keys.control,
+        keys.dead,
+    ]
     one_id = [
         keys.job("a"),
         keys.log("a"),
@@ -99,6 +108,7 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
         "leases",
         "delayed",
         "deadlines",
+        "weights",
         "dead",
         "log",
         "job",
@@ -111,7 +121,7 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
     for key in re.findall(r"redis\.p?call\('(?!TIME|SCAN|XREADGROUP|XGROUP)[A-Z]+', ([^,)]+)", source):
         assert re.match(r"(base|job_key\(|stream_key\(|tenants) ?", key) or key in built, key
     for variable in re.findall(
-        r"local (memo|stream|log|job|workers|tenants|leases|delayed|deadlines|dead) = (.+)", source
+        r"local (memo|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)", source
     ):
         assert re.match(r"base \.\.|job_key\(|stream_key\(", variable[1]), variable
 
@@ -137,6 +147,13 @@ def test_calls_declare_their_key_and_carry_no_time(monkeypatch: pytest.MonkeyPat
                 calls.heartbeat(keys, "w", {}),
                 calls.status(keys),
                 calls.forget(keys, "r", [("a", "1-1")]),
+                calls.pause(keys, True),
+                calls.limits(keys, 1, 2),
+                calls.weights(keys, "t", 2.0),
+                dead_letters.dead_list(keys, 1),
+                dead_letters.dead_show(keys, "a"),
+                dead_letters.dead_requeue(keys, "1-1", job("a", delay_s=1.0, deadline_in_s=2.0)),
+                dead_letters.dead_purge(keys, ["a"]),
             )
         ]
 

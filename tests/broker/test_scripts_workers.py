@@ -105,7 +105,13 @@ def test_a_dead_letter_keeps_its_payload_and_reason(queue: Queue) -> None:
     end(queue, lease, state="dead", dead_reason="crashed alone")
     client: Any = queue.client
     ((_, letter),) = client.xrange(KEYS.dead)
-    assert letter == {b"id": b"a", b"reason": b"crashed alone", b"raw": lease.payload}
+    assert letter == {
+        b"id": b"a",
+        b"reason": b"crashed alone",
+        b"raw": lease.payload,
+        b"attempt": b"1",
+        b"worker": b"w1",
+    }
     assert client.hget(KEYS.job("a"), "payload") is None
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from millstream import AsyncClient, Client, Job, SamplingParams
-from producer.request import MAX_PAYLOAD_BYTES, build_job
+from producer.request import build_job
 from protocol import (
     BrokerUnreachable,
     JobConflict,
@@ -18,6 +18,7 @@ from protocol import (
     RequestError,
     TerminalEvent,
 )
+from protocol.volume import MOST_PAYLOAD_BYTES
 from tests.producer.fake_worker import Failure, FakeWorker
 from tests.servers import RealServer
 
@@ -133,7 +134,7 @@ def test_a_full_queue_raises_or_waits(server: RealServer) -> None:
         ({"messages": [{"role": "user"}]}, "content"),
         ({}, "exactly one"),
         ({"prompt": "\ud800"}, "surrogate"),
-        ({"prompt": "x" * MAX_PAYLOAD_BYTES}, "4 MiB"),
+        ({"prompt": "x" * MOST_PAYLOAD_BYTES}, "4 MiB"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_sent(

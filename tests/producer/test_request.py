@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from producer.nesting import DEEPEST
-from producer.request import build_job, check_size
-from protocol import Job, RequestError
+from producer.request import build_job, check_limits
+from protocol import Job, RequestError, encode_token
+from protocol.volume import MOST_LOG_BYTES, MOST_PAYLOAD_BYTES, most_logged
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
@@ -71,7 +73,7 @@ def test_what_json_cannot_carry_is_refused_by_its_field(what: str, field: str) -
 def test_so_it_is_in_a_job_that_comes_whole() -> None:
     job = Job.model_validate({"id": "j", "messages": MESSAGES, "tools": [{"a": math.nan}]})
     with pytest.raises(RequestError, match="tools: "):
-        check_size(job)
+        check_limits(job)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -92,3 +94,53 @@ def test_a_token_id_is_written_in_one_way(key: str) -> None:
 def test_a_stray_field_of_a_format_is_told_by_its_place() -> None:
     with pytest.raises(RequestError, match=r"^response_format\.schema: no such parameter$"):
         build(prompt="x", sampling={"response_format": {"type": "json_object", "schema": {}}})
+
+
+# -- how large a job may be ------------------------------------------------------------------------------------
+
+
+def test_a_job_of_the_largest_size_passes_and_one_byte_more_does_not() -> None:
+    room = MOST_PAYLOAD_BYTES - len(build(prompt="").encode())
+    build(prompt="x" * room)
+    with pytest.raises(RequestError, match=r"4,194,305 bytes; the limit is 4,194,304 \(4 MiB\)"):
+        build(prompt="x" * (room + 1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "passes"),
+    [
+        ({"max_tokens": 1_000_000}, True),
+        ({"max_tokens": 2_000_000}, False),
+        ({"max_tokens": 2_000_000, "stream": False}, True),
+        ({"max_tokens": 100_000, "n": 128}, False),
+        ({"max_tokens": 2_000, "n": 128, "logprobs": 5}, True),
+        ({"max_tokens": 2_000, "n": 128, "logprobs": 20}, False),
+        ({"n": 128}, True),  # how many tokens it may have the model alone knows
+    ],
+)
+def test_a_job_that_may_have_too_much_to_tell_is_refused_with_the_limit(
+    asked: dict[str, Any], passes: bool
+) -> None:
+    stream = asked.pop("stream", True)
+    with (
+        nullcontext()
+        if passes
+        else pytest.raises(RequestError, match=r"the limit is 268,435,456 \(256 MiB\)")
+    ):
+        build(prompt="x", sampling=asked, stream=stream)
+
+
+def test_every_prompt_counts() -> None:
+    tokens = MOST_LOG_BYTES // 200 // 10
+    build(prompt=["x"] * 10, sampling={"max_tokens": tokens})
+    with pytest.raises(RequestError, match="20 choices"):
+        build(prompt=["x"] * 20, sampling={"max_tokens": tokens})
+
+
+def test_the_reckoning_bounds_what_is_logged() -> None:
+    """Of common tokens; a token of many letters or escapes is longer, and rare."""
+    job_id = "j" * 32
+    event = encode_token(job_id, 123456, 12, 12, " straightforward", [123456])
+    logged = most_logged(Job.model_validate({"id": job_id, "prompt": "x", "params": {"max_tokens": 1}}))
+    assert logged is not None
+    assert 0.8 * logged < len(event) <= logged

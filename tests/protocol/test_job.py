@@ -182,3 +182,28 @@ def test_a_flag_is_true_or_false(flag: str, value: Any) -> None:
 )
 def test_each_kind_of_fault_is_told_in_plain_words(fields: dict[str, Any], line: str) -> None:
     assert refusal(prompt="x", **fields) == line
+
+
+def test_times_are_written_as_given_and_left_out_where_not() -> None:
+    assert written(prompt="p") == b'{"id":"j","prompt":"p"}'
+    assert b'"delay_s":1.5,"deadline_in_s":3.0,"max_retries":0' in written(
+        prompt="p", delay_s=1.5, deadline_in_s=3, max_retries=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ({"not_before": 1, "delay_s": 1}, "give one of not_before and delay_s"),
+        ({"deadline": 1, "deadline_in_s": 1}, "give one of deadline and deadline_in_s"),
+        ({"not_before": 10, "deadline": 10}, "only after its deadline"),
+        ({"delay_s": 10, "deadline_in_s": 9}, "only after its deadline"),
+        ({"delay_s": -1}, "delay_s"),
+        ({"deadline": float("inf")}, "deadline"),
+        ({"not_before": float("nan")}, "not_before"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": True}, "max_retries"),
+    ],
+)
+def test_times_that_say_two_things_or_none_are_refused(times: dict[str, Any], why: str) -> None:
+    assert why in refusal(prompt="p", **times)

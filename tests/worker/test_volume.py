@@ -14,8 +14,8 @@ from broker.queue import Queue
 from engine.dry_run import DryRunEngine, Options
 from engine.interface import Request
 from protocol import ErrorCode, Job, RequestError, SamplingParams, TokenEvent, TokenLogprob, decode_event
+from protocol.volume import ALTERNATIVE_BYTES, LOGPROB_BYTES
 from tests.worker.harness import result, submit, watch
-from worker import volume
 from worker.frames import Begun, Piece, Run
 from worker.held import Held
 from worker.preparation import Refused, prepare
@@ -56,7 +56,7 @@ def test_it_is_refused_before_it_runs() -> None:
 
 @pytest.mark.parametrize("alternatives", [0, 1, 5, 20])
 def test_the_reckoning_is_near_what_is_written(alternatives: int) -> None:
-    reckoned = volume._BYTES_A_TOKEN + alternatives * volume._BYTES_AN_ALTERNATIVE
+    reckoned = LOGPROB_BYTES + alternatives * ALTERNATIVE_BYTES
     assert len(json.dumps(told(alternatives), separators=(",", ":"))) == pytest.approx(reckoned, rel=0.25)
 
 

@@ -1,0 +1,162 @@
+"""Dead letters for a producer: looking at them, and giving their jobs another life."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from broker import dead_letters
+from broker.dead_letters import DeadLetter, Requeued
+from broker.keys import Keys
+from broker.script import Call
+from protocol import Job, JobNotFound, MillstreamError, QueueFull, WrongState, describe_validation
+
+if TYPE_CHECKING:
+    from producer.async_client import AsyncClient
+    from producer.client import Client
+
+AT_ONCE = 100
+
+
+class DeadLetters:
+    """A queue's dead letters. A letter goes by its own id, or by its job's."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._keys = client.queue.keys
+
+    def list(self, count: int = AT_ONCE, after: str = "") -> list[DeadLetter]:
+        """Up to `count` letters behind `after` (a letter's id), the oldest first; without what they hold."""
+        found: list[DeadLetter] = []
+        while len(found) < count:
+            asked = min(count - len(found), AT_ONCE)
+            _, letters = self._client.run(dead_letters.dead_list(self._keys, asked, after))
+            if not letters:
+                break
+            found += letters
+            after = letters[-1].letter
+        return found
+
+    def show(self, name: str) -> DeadLetter:
+        """One letter, whole.
+
+        Raises:
+            JobNotFound: there is none.
+        """
+        return known(name, self._client.run(dead_letters.dead_show(self._keys, name)))
+
+    def requeue(self, name: str) -> str:
+        """Give its job another life: from its prompt, without what it had written; its id.
+
+        Raises:
+            JobNotFound: there is no such letter.
+            WrongState: its job has another life already, or it never was a job.
+            QueueFull: the queue is full.
+        """
+        letter = self.show(name)
+        call, job_id = requeue_call(self._keys, letter)
+        check_requeued(self._keys.queue, letter, self._client.run(call))
+        return job_id
+
+    def purge(self, *names: str) -> int:
+        """Delete letters for good; how many there were."""
+        return self._client.run(dead_letters.dead_purge(self._keys, names))
+
+    def purge_all(self) -> int:
+        """Delete all of them; how many there were."""
+        return self._client.run(dead_letters.dead_purge(self._keys, None))
+
+
+class AsyncDeadLetters:
+    """`DeadLetters`, for asyncio."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._keys = client.queue.keys
+
+    async def list(self, count: int = AT_ONCE, after: str = "") -> list[DeadLetter]:
+        """Up to `count` letters behind `after`, the oldest first."""
+        found: list[DeadLetter] = []
+        while len(found) < count:
+            asked = min(count - len(found), AT_ONCE)
+            _, letters = await self._client.run(dead_letters.dead_list(self._keys, asked, after))
+            if not letters:
+                break
+            found += letters
+            after = letters[-1].letter
+        return found
+
+    async def show(self, name: str) -> DeadLetter:
+        """One letter, whole."""
+        return known(name, await self._client.run(dead_letters.dead_show(self._keys, name)))
+
+    async def requeue(self, name: str) -> str:
+        """Give its job another life; its id."""
+        letter = await self.show(name)
+        call, job_id = requeue_call(self._keys, letter)
+        check_requeued(self._keys.queue, letter, await self._client.run(call))
+        return job_id
+
+    async def purge(self, *names: str) -> int:
+        """Delete letters for good; how many there were."""
+        return await self._client.run(dead_letters.dead_purge(self._keys, names))
+
+    async def purge_all(self) -> int:
+        """Delete all of them; how many there were."""
+        return await self._client.run(dead_letters.dead_purge(self._keys, None))
+
+
+def known(name: str, letter: DeadLetter | None) -> DeadLetter:
+    """The letter.
+
+    Raises:
+        JobNotFound: there is none.
+    """
+    if letter is None:
+        raise JobNotFound(
+            f"no dead letter {name}: no job of that id is dead, or the letter was requeued or purged"
+        )
+    return letter
+
+
+def requeue_call(keys: Keys, letter: DeadLetter) -> tuple[Call[Requeued], str]:
+    """What gives a letter's job another life, and the job's id.
+
+    Raises:
+        WrongState: it never was a job, or its payload is lost.
+    """
+    if letter.reason == "not_a_job":
+        raise WrongState(
+            f"dead letter {letter.letter} is no job (not_a_job): it can be shown and purged alone"
+        )
+    if letter.reason == "lost_payload":
+        raise WrongState(
+            f"dead letter {letter.letter}: the payload of job {letter.job_id} is lost; submit the job again"
+        )
+    try:
+        job = Job.decode(letter.raw or b"")
+    except ValidationError as error:
+        raise WrongState(
+            f"dead letter {letter.letter}: this version cannot read its job: {describe_validation(error)}"
+        ) from None
+    return dead_letters.dead_requeue(keys, letter.letter, job), job.id
+
+
+def check_requeued(queue: str, letter: DeadLetter, answer: Requeued) -> None:
+    """Nothing, where the job is queued.
+
+    Raises:
+        MillstreamError: it is not, and why.
+    """
+    error: MillstreamError | None = None
+    if answer.outcome == "unknown":
+        known(letter.letter, None)
+    elif answer.outcome == "alive":
+        error = WrongState(
+            f"job {letter.job_id} is {answer.state}: only a dead job can be requeued, and this id has another life"
+        )
+    elif answer.outcome == "full":
+        error = QueueFull(f"queue {queue} is full; try again later")
+    if error is not None:
+        raise error
