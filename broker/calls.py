@@ -287,7 +287,7 @@ def register(keys: Keys, worker: str, fingerprint: Fingerprint) -> Call[Fingerpr
 
 
 def heartbeat(keys: Keys, worker: str, info: dict[str, Any]) -> Call[Beaten]:
-    """Say that a worker lives, and how it does. `unknown`: noted, but it should register again."""
+    """Say that a worker lives, and how it does. `unknown`: not noted before it registers again."""
     args: tuple[Arg, ...] = (keys.base, worker, json.dumps(info, separators=(",", ":")), FORGET_WORKER_MS)
 
     def read(reply: Any) -> Beaten:

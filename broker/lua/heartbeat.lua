@@ -1,7 +1,8 @@
 -- Note that a worker lives; forget workers not heard of for a long time; look for jobs that fell out of the queue, and
 -- for those whose time has come or is over.
 -- ARGV: base, worker, info (JSON), how old a heartbeat is forgotten (ms)
--- Reply: 'ok' | 'unknown': noted, but the queue did not know the worker (it was emptied, or bound to another model)
+-- Reply: 'ok' | 'unknown': not noted, since the queue does not know the worker (it was emptied, or bound to another
+--        model): it must register, and is told so until it has, should this reply be lost
 -- Again: beating twice is beating once.
 local now = server_ms()
 local workers = base .. 'workers'
@@ -48,6 +49,6 @@ end
 sweep()
 release_due(now)
 expire_overdue(now)
-local known = redis.call('HEXISTS', workers, ARGV[2]) == 1
+if redis.call('HEXISTS', workers, ARGV[2]) == 0 then return 'unknown' end
 redis.call('HSET', workers, ARGV[2], string.format('%.0f', now) .. ' ' .. ARGV[3])
-return known and 'ok' or 'unknown'
+return 'ok'

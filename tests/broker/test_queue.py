@@ -21,6 +21,7 @@ from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
 from tests.broker.steps import (
     LONG_MS,
+    MODEL,
     Worker,
     assert_drained,
     assert_ended_once,
@@ -242,7 +243,7 @@ def test_a_wrong_clock_neither_steals_nor_expires(
     other = Worker(queue, "w2")
     assert other.lease() == []
     assert queue.run(calls.renew(KEYS, "w1", 5000, [("a", 1)])) == ["held"]
-    queue.run(calls.heartbeat(KEYS, "w2", {}))
+    queue.run(calls.register(KEYS, "w2", MODEL))
     (beat,) = queue.run(calls.status(KEYS)).workers
     assert beat.alive
     assert queue.run_all(whole_way(lease))[-1] == "ok"
