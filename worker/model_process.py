@@ -26,6 +26,9 @@ from worker.frames import (
 
 STOP_S = 5.0
 """How long a model process is given to notice that its pipe is closed."""
+LISTEN_S = 1.0
+"""Silence is counted by no more than this at a time. A parent that was stopped itself (a suspended machine) finds its
+timers over before it has read what lies in the pipe, and would kill a process that is well, and count a crash."""
 READ_AHEAD = 1 << 20
 """Bytes taken off the pipe before they are asked for. A frame may be longer, but then no other waits with it."""
 
@@ -123,15 +126,16 @@ class ModelProcess:
         Raises:
             ModelCrashed: the process ended, or said nothing for too long and was killed.
         """
-        heard = time.monotonic()
         next_frame = asyncio.ensure_future(self._next())
-        left = timeout_s
+        silent_s, listen_s = 0.0, min(timeout_s / 4, LISTEN_S)
+        listening_since = time.monotonic()
         try:
-            while not (await asyncio.wait({next_frame}, timeout=left))[0]:
-                since = running_since()
-                now = time.monotonic()
-                left = timeout_s if since is None else max(heard, since) + timeout_s - now
-                if left <= 0:
+            while not (await asyncio.wait({next_frame}, timeout=listen_s))[0]:
+                since, now = running_since(), time.monotonic()
+                heard_s = min(now - listening_since, listen_s)
+                listening_since = now
+                silent_s = 0.0 if since is None else min(silent_s + heard_s, now - since)
+                if silent_s >= timeout_s:
                     self._process.kill()
                     raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed")
             frame = next_frame.result()

@@ -129,6 +129,18 @@ def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Worker
     assert result(queue, "j").attempt == 2
 
 
+def test_a_parent_that_was_stopped_does_not_blame_its_model_process(queue: Queue, workers: Workers) -> None:
+    """As on a machine that was suspended: the steps lie in the pipe, though the time to wait for one is over."""
+    worker = workers.start("--step-timeout", "1").ready()
+    submit(queue, "j", words(60))
+    until(lambda: logged(queue, "j") >= 3, "started")
+    worker.signal(signal.SIGSTOP)
+    time.sleep(1.2)  # longer than the model process may be silent
+    worker.signal(signal.SIGCONT)
+    assert ended(queue, "j").attempt == 1
+    assert "died" not in worker.log
+
+
 def test_a_slow_step_does_not(queue: Queue, workers: Workers) -> None:
     worker = workers.start("--step-timeout", "2", "--lease", "1", model="dry-run:words?delay=1200ms").ready()
     submit(queue, "j", words(3))
