@@ -57,11 +57,17 @@ local function grant(id)
   granted[#granted + 1] = describe(id)
 end
 
+-- Fields of a job; none where somebody put another type in its place, so that no entry can stop the queue.
+local function fields_of(id, ...)
+  local f = redis.pcall('HMGET', job_key(id), ...)
+  return f.err and {} or f
+end
+
 local function reclaim()
   local lapsed = redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, count)
   for _, id in ipairs(lapsed) do
     if not has_room() then break end
-    local f = redis.call('HMGET', job_key(id), 'state', 'cancel', 'priority', 'tenant', 'entry')
+    local f = fields_of(id, 'state', 'cancel', 'priority', 'tenant', 'entry')
     if not f[1] or TERMINAL[f[1]] then
       redis.call('ZREM', leases, id)
     elseif f[2] then
@@ -78,7 +84,7 @@ end
 local function read_entry(stream)
   local read = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', stream, '>')
   if type(read) == 'table' and read.err then
-    if redis.call('EXISTS', stream) == 0 then return nil end
+    if redis.call('TYPE', stream).ok ~= 'stream' then return nil end
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0')
     read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', stream, '>')
   end
@@ -94,7 +100,7 @@ local function take(priority, tenant)
   for i = 1, #fields, 2 do
     if fields[i] == 'id' then id = fields[i + 1] end
   end
-  local f = id and redis.call('HMGET', job_key(id), 'state', 'cancel', 'entry')
+  local f = id and fields_of(id, 'state', 'cancel', 'entry')
   if not f or not f[1] then
     redis.call('XADD', dead, '*', 'id', id or '', 'reason', id and 'lost_payload' or 'not_a_job',
       'raw', string.sub(cjson.encode(fields), 1, MOST_RAW))
