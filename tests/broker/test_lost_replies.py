@@ -1,0 +1,365 @@
+"""The reply of every script is lost once, after the server has run it: the caller and the server are none the worse.
+
+undisturbed   prepare --> call ----------------------> outcome, state
+disturbed     prepare --> call --> (cut) --> again --> outcome, state      both equal
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import broker
+from broker import calls, dead_letters
+from broker.calls import Handback, Submitted
+from broker.connection import connect, connect_async
+from broker.keys import Keys
+from broker.queue import AsyncQueue, Queue
+from broker.script import Call
+from tests.broker.steps import (
+    LONG_MS,
+    MODEL,
+    Worker,
+    end,
+    finish_call,
+    job,
+    lapse,
+    put,
+    say,
+    snapshot,
+    tokens,
+)
+from tests.proxy import Proxy
+from tests.servers import RealServer
+
+KEYS = Keys()
+SCRIPTS = sorted(
+    path.stem for path in (Path(broker.__file__).parent / "lua").glob("*.lua") if path.stem != "common"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A situation, and the call whose reply is lost in it."""
+
+    script: str
+    what: str
+    prepare: Callable[[Queue], Call[Any]]
+    told: Any = None
+    """What the caller hears where it is not what it would have heard: it must mean the same to it."""
+
+
+def leased(queue: Queue, job_id: str = "a") -> calls.Lease:
+    """A job that runs, with two events logged."""
+    put(queue, job_id, run="r")
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x", "y")
+    return lease
+
+
+def ended(queue: Queue) -> str:
+    """An ended job; its entry in the run's stream."""
+    end(queue, leased(queue), 2, "xy")
+    client: Any = queue.client
+    ((entry, _),) = client.xrange(KEYS.done("r"))
+    return str(entry.decode())
+
+
+def submit(_: Queue) -> Call[Any]:
+    return calls.submit(KEYS, job("a", run="r"))
+
+
+def submit_full(queue: Queue) -> Call[Any]:
+    queue.client.hset(KEYS.meta, "max_entries", 1)
+    put(queue, "other")
+    return calls.submit(KEYS, job("a"))
+
+
+def submit_conflict(queue: Queue) -> Call[Any]:
+    put(queue, "a")
+    return calls.submit(KEYS, job("a", prompt="another"))
+
+
+def lease_new(queue: Queue) -> Call[Any]:
+    put(queue, "a", "b", "c")
+    return calls.lease(KEYS, "w1", 1, 2, LONG_MS)
+
+
+def lease_lapsed(queue: Queue) -> Call[Any]:
+    lapse(queue, leased(queue).id)
+    return calls.lease(KEYS, "w2", 1, 1, LONG_MS)
+
+
+def lease_marked(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    queue.run(calls.cancel(KEYS, lease.id))
+    lapse(queue, lease.id)
+    return calls.lease(KEYS, "w2", 1, 1, LONG_MS)
+
+
+def lease_foreign(queue: Queue) -> Call[Any]:
+    put(queue, "a")
+    queue.client.delete(KEYS.job("a"))
+    queue.client.hincrby(KEYS.meta, "entries", -1)
+    put(queue, "b")
+    return calls.lease(KEYS, "w1", 1, 2, LONG_MS)
+
+
+def renew(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    return calls.renew(KEYS, "w1", LONG_MS, [(lease.id, lease.attempt), ("nobody", 1)])
+
+
+def publish(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    return calls.publish(KEYS, lease.id, lease.attempt, 3, tokens(lease, 3, "z", "!"))
+
+
+def publish_to_a_marked_job(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    queue.run(calls.cancel(KEYS, lease.id))
+    return calls.publish(KEYS, lease.id, lease.attempt, 3, tokens(lease, 3, "z"))
+
+
+def finish(queue: Queue) -> Call[Any]:
+    return finish_call(KEYS, leased(queue), 2, "xy")
+
+
+def finish_dead(queue: Queue) -> Call[Any]:
+    return finish_call(KEYS, leased(queue), 2, "xy", state="dead", dead_reason="why")
+
+
+def finish_as_zombie(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    lapse(queue, lease.id)
+    Worker(queue, "w2").lease_one()
+    return finish_call(KEYS, lease, 2, "xy")
+
+
+def release(crashed: bool, retry_in_ms: int = 0) -> Callable[[Queue], Call[Any]]:
+    def prepare(queue: Queue) -> Call[Any]:
+        lease = leased(queue)
+        return calls.release(KEYS, "w1", [Handback(lease.id, lease.attempt, crashed, retry_in_ms)])
+
+    return prepare
+
+
+def release_marked(queue: Queue) -> Call[Any]:
+    lease = leased(queue)
+    queue.run(calls.cancel(KEYS, lease.id))
+    return calls.release(KEYS, "w1", [Handback(lease.id, lease.attempt)])
+
+
+def cancel_waiting(queue: Queue) -> Call[Any]:
+    put(queue, "a")
+    return calls.cancel(KEYS, "a")
+
+
+def cancel_running(queue: Queue) -> Call[Any]:
+    return calls.cancel(KEYS, leased(queue).id)
+
+
+def heartbeat(queue: Queue) -> Call[Any]:
+    queue.run(calls.register(KEYS, "w1", MODEL))
+    return calls.heartbeat(KEYS, "w1", {"slots": 4})
+
+
+def heartbeat_of_a_forgotten_worker(queue: Queue) -> Call[Any]:
+    put(queue, "a")
+    return calls.heartbeat(KEYS, "w1", {"slots": 4})
+
+
+def register_another(queue: Queue) -> Call[Any]:
+    queue.run(calls.register(KEYS, "w1", MODEL))
+    return calls.register(KEYS, "w2", MODEL.model_copy(update={"name": "another"}))
+
+
+def dead_letter(queue: Queue) -> str:
+    """A dead letter's id."""
+    end(queue, leased(queue), 2, "xy", state="dead", dead_reason="why")
+    _, (letter,) = queue.run(dead_letters.dead_list(KEYS, 10))
+    return letter.letter
+
+
+def dead_requeue(queue: Queue) -> Call[Any]:
+    return dead_letters.dead_requeue(KEYS, dead_letter(queue), job("a"))
+
+
+def dead_requeue_of_the_living(queue: Queue) -> Call[Any]:
+    letter = dead_letter(queue)
+    queue.client.delete(KEYS.job("a"), KEYS.log("a"), KEYS.result("a"))
+    put(queue, "a")
+    return dead_letters.dead_requeue(KEYS, letter, job("a"))
+
+
+def pause_ends(queue: Queue) -> Call[Any]:
+    queue.run(calls.pause(KEYS, True))
+    return calls.pause(KEYS, False)
+
+
+CASES = [
+    # Both say that the queue has the job.
+    Case("submit", "new", submit, told=Submitted("same", "queued")),
+    Case("submit", "full", submit_full),
+    Case("submit", "conflict", submit_conflict),
+    Case("lease", "new", lease_new),
+    Case("lease", "lapsed", lease_lapsed),
+    Case("lease", "lapsed and marked", lease_marked),
+    Case("lease", "foreign entry", lease_foreign),
+    Case("renew", "held and lost", renew),
+    Case("publish", "two events", publish),
+    Case("publish", "to a marked job", publish_to_a_marked_job),
+    Case("finish", "succeeded", finish),
+    Case("finish", "dead", finish_dead),
+    Case("finish", "by a zombie", finish_as_zombie),
+    # The number is for the log: what was handed back is no longer held either way.
+    Case("release", "in order", release(False), told=0),
+    Case("release", "after a crash", release(True), told=0),
+    Case("release", "to try again later", release(False, 60_000), told=0),
+    Case("release", "a marked job", release_marked, told=0),
+    # The job has ended by this cancel, and is said to have.
+    Case("cancel", "waiting", cancel_waiting, told=("ended", "cancelled")),
+    Case("cancel", "running", cancel_running),
+    Case("heartbeat", "known", heartbeat),
+    Case("heartbeat", "forgotten", heartbeat_of_a_forgotten_worker),
+    Case("register", "first", lambda _: calls.register(KEYS, "w1", MODEL)),
+    Case("register", "another model", register_another),
+    # The number is nobody's concern: the jobs are gone either way.
+    Case("forget", "ended", lambda queue: calls.forget(KEYS, "r", [("a", ended(queue))]), told=0),
+    Case("dead_list", "one", lambda queue: (dead_letter(queue), dead_letters.dead_list(KEYS, 10))[1]),
+    Case("dead_show", "one", lambda queue: dead_letters.dead_show(KEYS, dead_letter(queue))),
+    Case("dead_requeue", "dead", dead_requeue),
+    Case("dead_requeue", "alive again", dead_requeue_of_the_living),
+    # The number is for the screen: the letters are gone either way.
+    Case("dead_purge", "one", lambda queue: dead_letters.dead_purge(KEYS, [dead_letter(queue)]), told=0),
+    Case(
+        "dead_purge",
+        "all",
+        lambda queue: dead_letters.dead_purge(KEYS, (dead_letter(queue), None)[1]),
+        told=0,
+    ),
+    Case("pause", "begins", lambda _: calls.pause(KEYS, True)),
+    Case("pause", "ends", pause_ends),
+    Case("limits", "set", lambda _: calls.limits(KEYS, 10, 1000)),
+    Case("weight", "set", lambda _: calls.weights(KEYS, "t", 2.0)),
+    Case("look", "running", lambda queue: calls.look(KEYS, leased(queue).id)),
+    Case("status", "running", lambda queue: (leased(queue), calls.status(KEYS))[1]),
+]
+
+
+def test_every_script_has_its_reply_lost() -> None:
+    assert sorted({case.script for case in CASES}) == SCRIPTS
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a call has done: to its caller, to those who listen, to the server."""
+
+    outcome: Any
+    heard: list[Any]
+    state: Any
+
+
+@pytest.fixture
+def proxy(server: RealServer) -> Iterator[Proxy]:
+    with Proxy(server.socket_path) as running:
+        yield running
+
+
+@pytest.fixture
+def caller(server: RealServer, proxy: Proxy) -> Callable[[Call[Any]], Any]:
+    """Runs a call through the proxy: a blocking caller on one kind of server, one of asyncio on the other."""
+
+    async def run_async(call: Call[Any]) -> Any:
+        queue = AsyncQueue(connect_async(proxy.url), KEYS)
+        try:
+            return await queue.run(call)
+        finally:
+            await queue.close()
+
+    def run(call: Call[Any]) -> Any:
+        queue = Queue(connect(proxy.url), KEYS)
+        try:
+            return queue.run(call)
+        finally:
+            queue.close()
+
+    return run if server.kind == "valkey" else lambda call: asyncio.run(run_async(call))
+
+
+def seen(queue: Queue, case: Case, use: Callable[[Call[Any]], Any]) -> Seen:
+    """Run a case on an emptied server."""
+    queue.client.flushall()
+    call = case.prepare(queue)
+    assert call.script.name == case.script
+    queue.client.script_load(call.script.source)
+    with queue.client.pubsub() as channel:  # what is said on the jobs' channels
+        channel.psubscribe(f"{KEYS.prefix}:*:tokens:*")
+        outcome = use(call)
+        channel.ping()
+        heard = []
+        while (message := channel.get_message(timeout=5)) is not None and message["type"] != "pong":
+            heard.append(message["data"])
+    state = snapshot(queue)
+    meta = state.get(KEYS.meta.encode(), {})
+    meta.pop(b"hungry", None)  # a hint: whoever found nothing is to be woken
+    return Seen(without_times(outcome), without_times(heard[1:]), without_times(state))
+
+
+def without_times(value: Any) -> Any:
+    """As text, with the server's clock and what is numbered by it (entries of streams) made equal."""
+    text = repr(value)
+    text = re.sub(r"\b1\d{12}(\.0)?(-\d+)?\b", "TIME", text)  # milliseconds, stream ids
+    text = re.sub(r"\b1\d{9}\.\d+", "TIME", text)
+    return re.sub(r"(next_ms|age_ms)=(\d+|None)", r"\1=SOON", text)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.script}, {case.what}")
+def test_a_lost_reply_changes_nothing(
+    queue: Queue, proxy: Proxy, caller: Callable[[Call[Any]], Any], case: Case
+) -> None:
+    def disturbed(call: Call[Any]) -> Any:
+        proxy.lose_reply_to(call.script.sha.encode())
+        return caller(call)
+
+    undisturbed = seen(queue, case, queue.run)
+    after = seen(queue, case, disturbed)
+    assert proxy.lost == 1
+    expected = undisturbed.outcome if case.told is None else without_times(case.told)
+    assert after.outcome == expected
+    assert after.heard == undisturbed.heard
+    assert after.state == undisturbed.state
+
+
+def test_the_reply_of_a_script_that_the_server_did_not_know(
+    queue: Queue, proxy: Proxy, caller: Callable[[Call[Any]], Any]
+) -> None:
+    """Lost is the reply of the run that brought the source along."""
+    client: Any = queue.client
+    lease = leased(queue)
+    client.script_flush()
+    proxy.lose_reply_to(b"$4\r\nEVAL\r\n")
+    assert caller(calls.publish(KEYS, "a", 1, 3, tokens(lease, 3, "z"))) == calls.Published("ok", 3)
+    assert proxy.lost == 1
+
+
+def test_replies_of_a_pipeline(queue: Queue, proxy: Proxy) -> None:
+    """All of a pipeline's calls have run, and all run again."""
+    lease = leased(queue)
+    with connect(proxy.url) as client:
+        says = [calls.publish(KEYS, "a", 1, seq, tokens(lease, seq, "z")) for seq in (3, 4)]
+        many = [*says, finish_call(KEYS, lease, 4, "xyzz")]
+        for call in many:
+            queue.client.script_load(call.script.source)
+        proxy.lose_reply_to(many[-1].script.sha.encode())
+        answers = Queue(client, KEYS).run_all(many)
+    assert proxy.lost == 1
+    assert answers[-1] == "ok"
+    assert queue.run(calls.look(KEYS, "a")).state == "succeeded"
+    assert queue.client.llen(KEYS.log("a")) == 5
