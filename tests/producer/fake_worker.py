@@ -78,7 +78,9 @@ class FakeWorker:
             control.subscribe(self._queue.keys.control)
             while not self._stop.is_set():
                 number += 1
-                leases = self._queue.run(calls.lease(self._queue.keys, self._name, number, 20, LEASE_MS)).leases
+                leases = self._queue.run(
+                    calls.lease(self._queue.keys, self._name, number, 20, LEASE_MS)
+                ).leases
                 for lease in leases:
                     self._end(lease)
                 if not leases:
