@@ -1,0 +1,152 @@
+"""docs/redis.md: its ACL lines are the least rights with which everything works."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.exceptions
+
+from broker import calls
+from broker.completions import Completions
+from broker.connection import connect, wait_until_ready
+from broker.dead_letters import dead_list
+from broker.epoch import Epoch
+from broker.keys import Keys
+from broker.queue import Queue
+from broker.watch import follow
+from producer.bulk.stale import cancel_stale
+from producer.client import Client
+from protocol import Fingerprint
+from tests.broker.steps import Worker, finish_call, job, tokens
+from tests.servers import KINDS, RealServer, require
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "redis.md"
+LUA = ROOT / "broker" / "lua"
+
+PLAIN = {
+    "worker": {"ping", "info", "exists", "eval", "evalsha", "lrange", "hdel", "subscribe"},
+    "producer": {
+        *("ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe", "unsubscribe"),
+        *("xread", "mget", "del", "scan", "hget", "hsetnx"),
+    },
+    "watcher": {"ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe", "unsubscribe"},
+}
+"""Commands that the role sends itself, beside its scripts'."""
+SCRIPTS = {
+    "worker": {"register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
+    "producer": {path.stem for path in LUA.glob("*.lua")}
+    - {"common", "register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
+    "watcher": {"look"},
+}
+
+
+def rules() -> dict[str, list[str]]:
+    """The page's rules by the name of their user."""
+    lines = re.findall(r"^ACL SETUSER (\w+) on >PASSWORD (.*)$", PAGE.read_text(), re.MULTILINE)
+    return {name: rule.split() for name, rule in lines}
+
+
+def commands(script: str) -> set[str]:
+    """What a script with the shared part in front may run."""
+    source = (LUA / "common.lua").read_text() + (LUA / f"{script}.lua").read_text()
+    source = re.sub(r"--.*", "", source)
+    found = re.findall(r"redis\.p?call\('(\w+)'(?:, *'(CREATE)')?", source)
+    return {command.lower() + (f"|{sub.lower()}" if sub else "") for command, sub in found}
+
+
+@pytest.mark.parametrize("role", PLAIN)
+def test_a_rule_names_what_the_role_runs_and_no_more(role: str) -> None:
+    needed = PLAIN[role].union(*(commands(script) for script in SCRIPTS[role]))
+    assert [part for part in rules()[role] if not part.startswith("+")] == [
+        *("resetkeys", "~ms:*", "resetchannels", "&ms:*", "-@all")
+    ]
+    assert [part for part in rules()[role] if part.startswith("+")] == [f"+{name}" for name in sorted(needed)]
+
+
+@pytest.fixture(params=list(KINDS))
+def guarded(request: pytest.FixtureRequest) -> Iterator[RealServer]:
+    """A server with the page's users, and nobody else."""
+    with require(KINDS[request.param])(aof=False, tcp=True) as server:
+        client: Any = connect(server.url)
+        for name, rule in rules().items():
+            client.execute_command("ACL", "SETUSER", name, "on", ">secret", *rule)
+        client.close()
+        yield server
+
+
+def as_user(server: RealServer, name: str) -> str:
+    return server.tcp_url.replace("redis://", f"redis://{name}:secret@")
+
+
+def test_each_role_does_its_part_with_its_rule(guarded: RealServer, tmp_path: Path) -> None:
+    keys = Keys()
+    queues = {}
+    for role in PLAIN:
+        wait_until_ready(as_user(guarded, role))
+        queues[role] = Queue(connect(as_user(guarded, role)), keys)
+    produce, work, watch = queues["producer"], queues["worker"], queues["watcher"]
+
+    produce.run_all([calls.submit(keys, job(name, run="run")) for name in ("a", "b", "c")])
+    worker = Worker(work)
+    assert work.run(calls.register(keys, worker.name, Fingerprint(name="m"))) is None
+    work.run(calls.heartbeat(keys, worker.name, {}))
+    first, second = worker.lease(2)
+    assert work.run(calls.renew(keys, worker.name, 60_000, [(first.id, 1), (second.id, 1)])) == ["held"] * 2
+    assert work.run(calls.publish(keys, first.id, 1, 1, tokens(first, 1, "a"))).outcome == "ok"
+    assert work.run(finish_call(keys, first, 1, "a")) == "ok"
+    assert work.run(calls.release(keys, worker.name, [calls.Handback(second.id, 1)])) == 1
+    client: Any = work.client
+    assert len(client.lrange(keys.log(first.id), 0, -1)) == 2
+    client.hdel(keys.workers, worker.name)
+    with client.pubsub() as channel:
+        channel.subscribe(keys.control)
+        assert channel.get_message(timeout=5.0)["type"] == "subscribe"
+
+    assert [event.seq for event in follow(watch, first.id)] == [1, 2]
+    with Client(as_user(guarded, "watcher")) as watcher:
+        assert watcher.job(first.id).result(timeout=5.0).state == "succeeded"
+
+    completions = Completions(produce, "run")
+    (ended,) = completions.read(0.1)
+    completions.forget([ended])
+    assert not Epoch(produce).has_changed()
+    source = tmp_path / "rows"
+    source.write_text("")
+    assert cancel_stale(produce, "run", source) == 0
+    for call in (
+        calls.cancel(keys, "b"),
+        calls.cancel(keys, "c"),
+        calls.status(keys),
+        calls.pause(keys, False),
+    ):
+        produce.run(call)
+    assert produce.run(dead_list(keys, 10)) == (0, [])
+    completions.end()
+    for queue in queues.values():
+        queue.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "command"),
+    [
+        ("worker", ("FLUSHALL",)),
+        ("worker", ("GET", "somebody:else")),
+        ("producer", ("KEYS", "*")),
+        ("producer", ("CONFIG", "GET", "*")),
+        (
+            "watcher",
+            ("XREADGROUP", "GROUP", "workers", "w", "STREAMS", "ms:{default}:jobs:normal:default", ">"),
+        ),
+        ("watcher", ("SUBSCRIBE", "elsewhere")),
+    ],
+)
+def test_a_role_may_do_nothing_else(guarded: RealServer, role: str, command: tuple[str, ...]) -> None:
+    run: Callable[..., Any] = connect(as_user(guarded, role)).execute_command
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        run(*command)
