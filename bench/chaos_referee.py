@@ -1,0 +1,148 @@
+"""Looks at the server past all proxies: who has ended, what is stored of each job, and what stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, TypeVar
+
+import redis.exceptions
+
+from bench.chaos_books import Account, Fault, Stream
+from bench.chaos_jobs import RUN
+from broker import calls
+from broker.calls import Look
+from broker.connection import connect_async
+from broker.keys import PERMANENT, Keys
+from broker.queue import AsyncQueue
+from broker.script import Call
+from protocol import decode_event
+from worker.ledger import ALONE_AFTER_CRASHES
+
+T = TypeVar("T")
+
+LOOK_AGAIN_S = 0.1
+AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the server holds of a job."""
+
+    look: Look
+    log: Stream
+
+
+class Referee:
+    """Nothing is done to its connection but what is done to the server itself; then it asks again."""
+
+    def __init__(self, url: str, keys: Keys) -> None:
+        self.keys = keys
+        self._queue = AsyncQueue(connect_async(url), keys)
+        self.client: Any = self._queue.client
+        self.ends: dict[str, list[str]] = {}
+        """States in which each job was announced as ended, as they are announced."""
+        self.entries: dict[str, str] = {}
+        """The announcement of each, as `forget` wants it."""
+        self.ended_at: dict[str, float] = {}
+        """When each was first heard to have ended."""
+        self.news = asyncio.Event()
+        """Set whenever there is an end more."""
+        self._began = asyncio.get_running_loop().time()
+
+    @property
+    def now(self) -> float:
+        """Seconds since the run began: everybody's clock."""
+        return asyncio.get_running_loop().time() - self._began
+
+    async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the server has answered."""
+        while True:
+            try:
+                return await question()
+            except (redis.exceptions.RedisError, OSError):
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def run(self, call: Call[T]) -> T:
+        """Run one call of `broker.calls`, however long the server is away."""
+        return await self.ask(lambda: self._queue.run(call))
+
+    async def read_ends(self) -> None:
+        """Read the run's announcements, for ever."""
+        after = "-"
+        while True:
+            entries: Any = await self.ask(partial(self.client.xrange, self.keys.done(RUN), after))
+            for entry, fields in entries:
+                after = f"({entry.decode()}"
+                job_id, state = fields[b"id"].decode(), fields[b"state"].decode()
+                self.ends.setdefault(job_id, []).append(state)
+                self.ended_at.setdefault(job_id, self.now)
+                self.entries[job_id] = entry.decode()
+                self.news.set()
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def holds_only_suspects(self, worker: str) -> bool:
+        """Whether a worker (the middle of its name) has jobs that each run alone, and no others.
+
+        Then a crash of its model process would convict the one that runs; beside any other job none of them does.
+        """
+        crashes = []
+        for job_id in await self.ask(lambda: self.client.zrange(self.keys.leases, 0, -1)):
+            key = self.keys.job(job_id.decode())
+            holder, crashed = await self.ask(partial(self.client.hmget, key, "worker", "crashes"))
+            if worker in (holder or b"").decode():
+                crashes.append(int(crashed or 0))
+        return bool(crashes) and min(crashes) >= ALONE_AFTER_CRASHES
+
+    async def found(self, job_id: str) -> Found:
+        """State, result and log of a job."""
+        look = await self.run(calls.look(self.keys, job_id))
+        raw: list[bytes] = await self.ask(lambda: self.client.lrange(self.keys.log(job_id), 0, -1))
+        log = Stream(job_id, "log", [decode_event(event) for event in raw], is_whole=look.result is not None)
+        return Found(look, log)
+
+    async def dead_letter_faults(self, accounts: Iterable[Account]) -> list[Fault]:
+        """Each job that ended dead has one letter, and no other job has one."""
+        entries: Any = await self.ask(lambda: self.client.xrange(self.keys.dead))
+        letters = Counter(fields[b"id"].decode() for _, fields in entries)
+        due = Counter(account.id for account in accounts if account.state == "dead")
+        lost = [Fault("lost", job_id, "it is dead, and has no dead letter") for job_id in due - letters]
+        return lost + [Fault("doubled", job_id, "a dead letter too many") for job_id in letters - due]
+
+    async def collect(self) -> None:
+        """Delete every job that has ended, as a bulk run does, and the dead letters."""
+        pairs = list(self.entries.items())
+        for start in range(0, len(pairs), AT_ONCE):
+            await self.run(calls.forget(self.keys, RUN, pairs[start : start + AT_ONCE]))
+        await self.ask(lambda: self.client.delete(self.keys.done(RUN)))
+
+    async def left(self) -> list[Fault]:
+        """What is left of a queue whose jobs have all been collected."""
+        counts = await self.ask(lambda: self.client.hmget(self.keys.meta, "entries", "bytes"))
+        found = [
+            Fault("leaked", "-", f"meta says {name} {int(count)}")
+            for name, count in zip(("entries", "bytes"), counts, strict=True)
+            if count is not None and int(count) != 0
+        ]
+        names = [name.decode() async for name in self.client.scan_iter(f"{self.keys.base}*", count=1000)]
+        return found + leaked(self.keys, names)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._queue.close()
+
+
+def leaked(keys: Keys, names: Iterable[str]) -> list[Fault]:
+    """Keys that nobody needs once every job has been collected. A worker's last lease reply expires by itself."""
+    allowed = [*PERMANENT, "lease:*"]
+    found = []
+    for name in sorted(names):
+        rest = name.removeprefix(keys.base)
+        if not any(fnmatchcase(rest, pattern) for pattern in allowed):
+            _, _, job_id = rest.partition(":")
+            found.append(Fault("leaked", job_id or "-", f"the key {name}"))
+    return found
