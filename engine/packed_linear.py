@@ -41,11 +41,16 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         # Modules that ask for the weight's dtype or device get them; one that computes with it fails.
         self.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, _ROWS)
+        self._packed = self.pack(linear.weight.data)
         handle = next(_handles)
         _layers[handle] = self
         # A tensor, so that it is an input of the graph: one graph then serves all layers.
         self.register_buffer("handle", torch.tensor(handle), persistent=False)
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """The weight as oneDNN wants it; None: it is not needed."""
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+        return packed
 
     @staticmethod
     def takes(linear: nn.Linear) -> bool:

@@ -1,57 +1,71 @@
-"""Linear layers of a bfloat16 checkpoint on a CPU that computes in float32: half the bytes for a few rows.
+"""Linear layers of a bfloat16 checkpoint on a CPU that computes in float32: half the bytes, and the same products.
 
-A bfloat16 is the upper half of a float32, so where a checkpoint was bfloat16, the lower halves are zeros and the
-products are the same without them:
+A bfloat16 is the upper half of a float32, so where a checkpoint was bfloat16, the lower halves are zeros and nothing
+is lost without them:
 
     float32    s eeeeeeee mmmmmmm 0000000000000000
-    kept       s eeeeeeee mmmmmmm                     widened in a register: a shift, no rounding
+    kept       s eeeeeeee mmmmmmm                     widened in a register: a shift or a mask, no rounding
 
-A step of a few rows is bound by reading weights. All linears and the head of SmolLM2-135M, two threads on two Zen 3
-cores, quiet, ms a step (bench/NOTES.md):
+    panels     [outputs / 16, inputs, 8] words: output 0 and 8, 1 and 9 ... 7 and 15 of 16, each pair at one input
 
-    rows                1    2    4    6    8   12   16   24   32
-    float32, packed    54   58   67   71   76   83   93  106  131
-    upper halves       26   28   30   38   42   59   78  115  151
+All linears of SmolLM2-135M's layers, one thread of a Zen 3, busy machine, CPU ms a step, least of 8 in turns:
 
-More rows are bound by arithmetic and go to oneDNN, so both layouts are kept: half as much memory again.
+    rows                 1     2     4     8    16    32    64   128   512
+    oneDNN, float32     57    66    80    99   114   152   255   436  1537
+    panels              20    25    24    35    60    83   165   334  1374
+
+oneDNN's own vectors are twice as long where there is AVX-512, and there many rows are left to it: both are kept then.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding
 import numba
 import numpy as np
 import torch
 from torch import nn
 
-from engine.attention.numba_numbers import as_float32, bits
 from engine.packed_linear import LinearKind, PackedLinear
+from engine.panels import ROWS_AT_ONCE, multiply_panels, pack_panels
+from engine.register_tile import PANEL
 
 FEW_ROWS = 16
-"""Up to so many rows the halves are read."""
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+"""Beside oneDNN, panels are for up to so many rows."""
 
 
 class HalvedLinear(PackedLinear):
-    """A packed linear layer that keeps the upper halves of its weights too, where the lower ones are zeros."""
+    """A linear layer that keeps the upper halves of its weights, where the lower ones are zeros."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear)
-        self._halves = linear.weight.data.to(torch.bfloat16) if is_bfloat16(linear.weight.data) else None
+    def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """See `PackedLinear.pack`."""
+        self.panels = pack_panels(weight.numpy()) if is_bfloat16(weight) else None
+        if self.panels is not None:
+            self.start = np.zeros(len(self.panels) * PANEL, np.float32)
+            if self.bias is not None:
+                self.start[: self.out_features] = self.bias.detach().numpy()
+        return None if self.panels is not None and panels_alone() else super().pack(weight)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
-        if self._halves is None or x.numel() > FEW_ROWS * self.in_features:
+        if self.panels is None or not (self._packed is None or x.numel() <= FEW_ROWS * self.in_features):
             return super().multiply(x)
         out = x.new_empty(*x.shape[:-1], self.out_features)
         _multiply(
             x.reshape(-1, self.in_features).contiguous().numpy(),
-            bits(self._halves),
+            self.panels,
+            self.start,
             out.view(-1, self.out_features).numpy(),
             torch.get_num_threads(),
         )
-        return out if self.bias is None else out.add_(self.bias)
+        return out
+
+
+def panels_alone() -> bool:
+    """Whether panels are faster than oneDNN for any number of rows here."""
+    features = llvmlite.binding.get_host_cpu_features()
+    return bool(features.get("fma") and not features.get("avx512f"))
 
 
 def is_bfloat16(weight: torch.Tensor) -> bool:
@@ -65,38 +79,36 @@ def linear_kind(model: nn.Module, room: int) -> LinearKind:
     """What a model's linear layers are to be replaced by.
 
     Args:
-        room: bytes that are free once the KV store is full. The halves may take half of them.
+        room: bytes that are free once the KV store is full. Halves beside oneDNN's layout may take half of them.
     """
     halves = sum(
         2 * module.weight.numel()
         for module in model.modules()
         if type(module) is nn.Linear and is_bfloat16(module.weight.data)
     )
-    return HalvedLinear if 0 < halves <= room // 2 else PackedLinear
+    fits = panels_alone() or halves <= room // 2
+    return HalvedLinear if halves and fits else PackedLinear
 
 
-@numba.njit(cache=True, parallel=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _multiply(
     x: Any,  # [M, K] float32
-    weight: Any,  # [N, K] uint16
+    weight: Any,  # [P, K, 8] uint32
+    start: Any,  # [P * 16] float32
     out: Any,  # [M, N] float32
     parts: int,
 ) -> None:
-    """Each part takes its share of the outputs. Four rows at a time share a widened weight; fewer go one by one."""
-    outputs, fours = weight.shape[0], x.shape[0] // 4 * 4
+    """Each part takes its share of the panels. A last panel that is not full has outputs in a place of their own."""
+    count, outputs = weight.shape[0], out.shape[1]
+    whole = outputs // PANEL
     for part in numba.prange(parts):
-        for n in range(outputs * part // parts, outputs * (part + 1) // parts):
-            for m in range(0, fours, 4):
-                sum0 = sum1 = sum2 = sum3 = np.float32(0.0)
-                for k in range(weight.shape[1]):
-                    number = as_float32(weight[n, k])
-                    sum0 += number * x[m, k]
-                    sum1 += number * x[m + 1, k]
-                    sum2 += number * x[m + 2, k]
-                    sum3 += number * x[m + 3, k]
-                out[m, n], out[m + 1, n], out[m + 2, n], out[m + 3, n] = sum0, sum1, sum2, sum3
-            for m in range(fours, x.shape[0]):
-                total = np.float32(0.0)
-                for k in range(weight.shape[1]):
-                    total += as_float32(weight[n, k]) * x[m, k]
-                out[m, n] = total
+        first, end = count * part // parts, count * (part + 1) // parts
+        for row in range(0, x.shape[0], ROWS_AT_ONCE):
+            some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
+            begin = start[first * PANEL :].ctypes.data
+            multiply_panels(some, weight, first, min(end, whole), begin, 0, made, first * PANEL)
+            if end > whole:
+                rest = np.empty((some.shape[0], PANEL), np.float32)
+                begin = start[whole * PANEL :].ctypes.data
+                multiply_panels(some, weight, whole, count, begin, 0, rest, 0)
+                made[:, whole * PANEL :] = rest[:, : outputs - whole * PANEL]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from engine import upper_halves
 from engine.packed_linear import PackedLinear, pack_linears
 from engine.upper_halves import FEW_ROWS, HalvedLinear, is_bfloat16, linear_kind
 
@@ -21,14 +22,29 @@ def layer(inputs: int, outputs: int, bias: bool = True, rounded: bool = True) ->
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, FEW_ROWS, FEW_ROWS + 1])
-@pytest.mark.parametrize(("inputs", "outputs", "bias"), [(24, 40, True), (33, 7, False), (1, 1, True)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, FEW_ROWS, FEW_ROWS + 1, 100])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "bias"),
+    [(24, 40, True), (33, 7, False), (1, 1, True), (8, 16, True), (40, 128, False), (9, 150, True)],
+)
+@pytest.mark.parametrize("alone", [True, False])
 def test_every_number_of_rows_gives_what_the_layer_gives(
-    rows: int, inputs: int, outputs: int, bias: bool
+    monkeypatch: pytest.MonkeyPatch, rows: int, inputs: int, outputs: int, bias: bool, alone: bool
 ) -> None:
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: alone)
     linear = layer(inputs, outputs, bias)
     x = torch.randn(1, rows, inputs)
     torch.testing.assert_close(HalvedLinear(linear)(x), linear(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_row_is_the_same_in_any_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    halved = HalvedLinear(layer(40, 150))
+    x = torch.randn(100, 40)
+    whole = halved(x)
+    for count in (1, 2, 3, 4, 5, 6, 13, 99):
+        assert torch.equal(halved(x[-count:]), whole[-count:])
 
 
 @torch.inference_mode()
@@ -57,9 +73,12 @@ def test_what_is_no_number_stays_so(number: float) -> None:
     torch.testing.assert_close(HalvedLinear(linear)(x), linear(x), equal_nan=True)
 
 
-def test_halves_are_kept_where_there_is_room_and_something_to_keep() -> None:
+def test_halves_are_kept_where_there_is_room_and_something_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
     linear, full = layer(24, 40), layer(24, 40, rounded=False)
     halves = 2 * 24 * 40
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    assert linear_kind(nn.Sequential(linear), 0) is HalvedLinear
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: False)
     assert linear_kind(nn.Sequential(linear), 2 * halves) is HalvedLinear
     assert linear_kind(nn.Sequential(linear), 2 * halves - 1) is PackedLinear
     assert linear_kind(nn.Sequential(full), 1 << 40) is PackedLinear
