@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from broker import calls
+from broker import calls, failpoints
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
@@ -38,12 +38,20 @@ class WorkerProcess:
     """A `millstream worker`, with its log."""
 
     def __init__(
-        self, url: str, log: Path, *flags: str, model: str = WORDS, pass_fds: tuple[int, ...] = ()
+        self,
+        url: str,
+        log: Path,
+        *flags: str,
+        model: str = WORDS,
+        pass_fds: tuple[int, ...] = (),
+        failpoint: str = "",
     ) -> None:
         self.log_path = log
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("MILLSTREAM_")
         }
+        if failpoint:
+            environment[failpoints.VARIABLE] = failpoint
         command = [sys.executable, "-m", "millstream", "worker", "--model", model, "--redis-url", url, *flags]
         with log.open("ab") as sink:
             self.process = subprocess.Popen(
@@ -95,12 +103,18 @@ class Workers:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
-        self._folder = folder
+        self.folder = folder
         self._started: list[WorkerProcess] = []
 
-    def start(self, *flags: str, model: str = WORDS, pass_fds: tuple[int, ...] = ()) -> WorkerProcess:
-        log = self._folder / f"worker-{len(self._started)}.log"
-        worker = WorkerProcess(self.url, log, *flags, model=model, pass_fds=pass_fds)
+    def start(
+        self,
+        *flags: str,
+        model: str = WORDS,
+        pass_fds: tuple[int, ...] = (),
+        failpoint: str = "",
+    ) -> WorkerProcess:
+        log = self.folder / f"worker-{len(self._started)}.log"
+        worker = WorkerProcess(self.url, log, *flags, model=model, pass_fds=pass_fds, failpoint=failpoint)
         self._started.append(worker)
         return worker
 
