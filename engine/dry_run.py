@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from engine.interface import Delta, EngineStats, Request, StepSeconds, Written
+from engine.interface import Delta, DeviceLost, EngineStats, Request, StepSeconds, Written
 from engine.requests import check_model, resolve_max_tokens
 from protocol import PRIORITIES, ErrorCode, Fingerprint, Job, ModelUnavailable, RequestError
 
@@ -29,7 +29,9 @@ KINDS = ("echo", "words")
 OPTIONS = {
     "delay": "time a step takes, as 50ms, 1s or 0.05",
     "fail": "share of the jobs that end with an engine_error, 0 to 1; chosen by the job's id",
+    "flaky": "share of the attempts that end half-way with a device_error; chosen by the job's id and the attempt",
     "crash": "a prompt with this text in it kills the process, as a bad kernel would",
+    "lost": "a prompt with this text in it fails the device for good, as a broken driver would",
     "slots": "requests that run at once, 256 if not given",
     "max_len": "words of prompt and answer together, 1048576 if not given",
 }
@@ -44,6 +46,7 @@ class DryRequest(Request):
     """One a prompt: one piece of text a token."""
     fails: bool = False
     crashes: bool = False
+    loses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class Options:
     delay: float = 0.0
     """Seconds."""
     fail: float = 0.0
+    flaky: float = 0.0
     crash: str = ""
+    lost: str = ""
     slots: int = 256
     max_len: int = 1 << 20
 
@@ -80,7 +85,9 @@ def _parse_options(query: str) -> Options:
     parsers: dict[str, Callable[[str], float | str]] = {
         "delay": _seconds,
         "fail": _share,
+        "flaky": _share,
         "crash": str,
+        "lost": str,
         "slots": _count,
         "max_len": _count,
     }
@@ -186,6 +193,7 @@ class DryRunEngine:
             answers=tuple(answers),
             fails=options.fail > 0 and _fraction(job.id) < options.fail,
             crashes=options.crash != "" and any(options.crash in text for text in texts),
+            loses=options.lost != "" and any(options.lost in text for text in texts),
         )
 
     def add(self, request: Request) -> None:
@@ -211,7 +219,11 @@ class DryRunEngine:
         return bool(self._running) or any(self._waiting)
 
     def step(self) -> list[Delta]:
-        """Admit what there is room for and give one piece of every choice that runs."""
+        """Admit what there is room for and give one piece of every choice that runs.
+
+        Raises:
+            DeviceLost: a prompt asks for it.
+        """
         if not self.has_work():
             return []
         self._admit()
@@ -259,11 +271,16 @@ class DryRunEngine:
         request = running.request
         if request.crashes:
             os._exit(137)
+        if request.loses:
+            raise DeviceLost("dry run: this prompt fails the device")
         if request.fails:
-            error = RequestError(
-                ErrorCode.ENGINE_ERROR, f"dry run: this job is among the {self._options.fail:g}"
+            deltas.append(
+                _failed(request, ErrorCode.ENGINE_ERROR, f"job is among the {self._options.fail:g}")
             )
-            deltas.append(Delta(request.id, [], "", finish_reason="error", error=error, last=True))
+        elif self._is_flaky(running):
+            deltas.append(
+                _failed(request, ErrorCode.DEVICE_ERROR, f"attempt is among the {self._options.flaky:g}")
+            )
         elif not running.choices:  # all had ended before, and only the request's own end was lost
             deltas.append(Delta(request.id, [], "", last=True))
         else:
@@ -276,6 +293,13 @@ class DryRunEngine:
                 delta.last = ended == len(running.choices)
                 running.choices = [choice for choice in running.choices if choice.done < choice.length]
 
+    def _is_flaky(self, running: _Running) -> bool:
+        """Whether this attempt ends here. A worker names a request by job and attempt."""
+        if not self._options.flaky or not running.choices:
+            return False
+        choice = running.choices[0]
+        return 2 * choice.done >= choice.length and _fraction(running.request.id) < self._options.flaky
+
     def _next_piece(self, request_id: str, choice: _Choice) -> Delta:
         delta = Delta(request_id, [], "", choice.index)
         if choice.done < choice.length:
@@ -286,6 +310,11 @@ class DryRunEngine:
         if choice.done >= choice.length:
             delta.finish_reason = "stop" if choice.length == len(choice.answer) else "length"
         return delta
+
+
+def _failed(request: DryRequest, code: ErrorCode, why: str) -> Delta:
+    error = RequestError(code, f"dry run: this {why}")
+    return Delta(request.id, [], "", finish_reason="error", error=error, last=True)
 
 
 def _texts(job: Job) -> list[str]:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from broker.failpoints import reached
 from engine.dry_run import is_dry_run, open_dry_run
-from engine.interface import Delta, EngineCore, EngineStats
+from engine.interface import Delta, DeviceLost, EngineCore, EngineStats
 from protocol import ModelUnavailable, OptionRefused, RequestError
 from worker.figures import MARK_EVERY_S
 from worker.frames import (
@@ -28,6 +28,7 @@ from worker.frames import (
     Drop,
     Failed,
     Load,
+    Lost,
     Piece,
     Ready,
     Run,
@@ -85,6 +86,9 @@ def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
     """The engine's loop: take what came in, say so, step, tell. Never returns.
 
     Acceptances are told before the step: a job that kills the process in its first step must be known to have run.
+
+    Raises:
+        DeviceLost: the device fails again and again.
     """
     teller = Teller(engine, sink)
     while True:
@@ -204,7 +208,12 @@ def main() -> None:
         encode(Ready(engine.fingerprint.model_dump(), engine.max_num_seqs, time.monotonic() - started))
     )
     sink.flush()
-    run(engine, inbox, sink)
+    try:
+        run(engine, inbox, sink)
+    except DeviceLost as error:
+        sink.write(encode(Lost(str(error))))
+        sink.close()
+        os._exit(1)
 
 
 if __name__ == "__main__":

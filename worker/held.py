@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -56,11 +57,17 @@ class Held:
     def __init__(self, lease: Lease, log: Iterable[bytes] = ()) -> None:
         self.lease = lease
         self.leased_at = time.monotonic()
+        self.deadline = math.inf
+        """When it is to be stopped, monotonic."""
+        if lease.deadline_ms is not None:
+            self.deadline = self.leased_at + (lease.deadline_ms - lease.leased_ms) / 1000
         self.next_seq = lease.logged + 1
         self.sent_at: float | None = None
         """When a model process was given it, monotonic: from then on its end may be this job's doing."""
         self.begun: Begun | None = None
         """What the model process said when it accepted the job."""
+        self.has_told_end = False
+        """Its end is on its way to the server, or there."""
         self.complete = False
         """Every choice has its end."""
         self.error: JobError | None = None
@@ -85,6 +92,11 @@ class Held:
     def attempt(self) -> int:
         """The fencing token of everything said about the job."""
         return self.lease.attempt
+
+    @property
+    def has_retries(self) -> bool:
+        """Whether it may be tried again after an error that can pass."""
+        return self.lease.retries < self.lease.max_retries
 
     @property
     def open_choices(self) -> int:
@@ -138,6 +150,7 @@ class Held:
         code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
+        self.has_told_end = True
         return first, events
 
     def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> Result:

@@ -2,6 +2,12 @@
 
 Each job is fenced by its attempt: what is said for a lease that was lost is refused, and the job dropped. Whoever
 speaks does so under `_speaking`, so that a job's events and its end never overtake each other.
+
+    take --> runs, or waits to run alone --.--> ended         its last events, its result
+                                           |--> tried again   an error that can pass: handed back, not before a while
+                                           |--> stopped       cancelled, or its deadline has come
+                                           |--> handed back   the worker stops, or its model process has ended
+                                           '--> lost          somebody else has it: dropped
 """
 
 from __future__ import annotations
@@ -9,23 +15,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 from broker import calls
 from broker.calls import Handback, Lease
 from broker.failpoints import reached
 from broker.script import Call
+from engine.interface import DeviceLost
 from protocol import ErrorCode, JobError, TerminalState, TerminalType
+from protocol.errors import MAY_PASS
+from worker.backoff import backoff_s
 from worker.frames import Drop, Run, Step, ToModel
 from worker.held import Held
 from worker.link import Link
+from worker.model_process import ModelCrashed
+from worker.quarantine import Quarantine, is_suspect
 
 log = logging.getLogger("millstream.worker")
-
-ALONE_AFTER_CRASHES = 2
-"""A job whose process died this often runs alone; dying once more convicts it."""
 
 
 class Ledger:
@@ -36,13 +44,17 @@ class Ledger:
         self.empty = asyncio.Event()
         self.empty.set()
         self.room_made = asyncio.Event()
+        self.num_finished = 0
+        """Jobs that the model process has brought to their end: neither stopped nor failed by the device."""
+        self.retried_until = 0.0
+        """When the last job that was handed back to be tried again may be had, monotonic."""
         self._link = link
         self._keys = link.keys
         self._worker = worker
         self._to_model = to_model
         self._held: dict[str, Held] = {}
-        self._suspects: deque[Held] = deque()
-        self._alone: Held | None = None
+        self._quarantine = Quarantine()
+        self._taken = asyncio.Event()
         self._speaking = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -66,7 +78,7 @@ class Ledger:
     @property
     def quarantined(self) -> bool:
         """Whether a suspect waits or runs: nothing may run beside it."""
-        return bool(self._suspects) or self._alone is not None
+        return bool(self._quarantine)
 
     # -- taking ------------------------------------------------------------------------------------------------
 
@@ -77,16 +89,18 @@ class Ledger:
             held = Held(lease, await self._read_log(lease) if lease.logged else ())
             self._held[held.key] = held
             self.empty.clear()
-            if lease.crashes >= ALONE_AFTER_CRASHES:
-                self._suspects.append(held)
+            if is_suspect(lease):
+                self._quarantine.add(held)
             else:
                 self._run(held)
-        self._run_suspect()
+        if leases:
+            self._run_suspect()
+            self._taken.set()
 
     def run_again(self) -> None:
         """Run what was leased while there was no model process."""
         for held in self._held.values():
-            if held not in self._suspects:
+            if held not in self._quarantine:
                 self._run(held)
 
     async def _read_log(self, lease: Lease) -> list[bytes]:
@@ -103,17 +117,17 @@ class Ledger:
 
     def _run_suspect(self) -> None:
         """Run a suspect once nothing else is held."""
-        if self._suspects and len(self._held) == len(self._suspects):
-            self._alone = self._suspects.popleft()
-            log.warning("job %s attempt %d: runs alone", self._alone.id, self._alone.attempt)
-            self._run(self._alone)
+        held = self._quarantine.next(len(self._held))
+        if held is not None:
+            log.warning("job %s attempt %d: runs alone", held.id, held.attempt)
+            self._run(held)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
     async def tell(self, step: Step) -> None:
         """One step's news to Redis, in one pipeline."""
         async with self._speaking:
-            self._note_begun(step)
+            again = self._hear(step)
             spoken = list(self._calls_of(step))
             if spoken:
                 reached("heard")
@@ -121,31 +135,42 @@ class Ledger:
             for (held, _, ends), answer in zip(spoken, answers, strict=True):
                 reached("finished" if ends else "published")
                 if ends:
-                    self._after_end(held, answer)
+                    self.num_finished += answer == "ok" and not (held.error and held.error.code in MAY_PASS)
+                    await self._after_end(held, answer)
                 elif answer.outcome == "lost":
                     self._lose(held)
                 elif answer.outcome == "cancel":
-                    await self._end_cancelled(held)
+                    await self._cancel(held)
                 elif answer.outcome == "gap":
-                    await self._give_up(held, answer.logged)
+                    await self._give_up(held)
+            if again:
+                await self._try_again(again)
 
-    def _note_begun(self, step: Step) -> None:
+    def _hear(self, step: Step) -> dict[str, str]:
+        """Take in a step; of jobs that are to be tried again, why."""
+        again: dict[str, str] = {}
         for begun in step.begun:
             if (held := self._held.get(begun.key)) is not None:
                 held.begun = begun
-
-    def _calls_of(self, step: Step) -> Iterable[tuple[Held, Call[Any], bool]]:
-        """(job, call, whether it ends the job) for each job that has something to say."""
-        heard: dict[str, Held] = {}
         for piece in step.pieces:
             held = self._held.get(piece.key)
             if held is None:
                 continue  # dropped since
-            held.add(piece)
-            heard[piece.key] = held
+            if piece.error_code in MAY_PASS and held.has_retries:
+                # Its text was held back by the tokens that are logged, and will be again when they go on.
+                again[piece.key] = piece.error_message or ""
+            else:
+                held.add(piece)
             if piece.finish_reason is not None:
                 self.room_made.set()
-        for held in heard.values():
+        return again
+
+    def _calls_of(self, step: Step) -> Iterable[tuple[Held, Call[Any], bool]]:
+        """(job, call, whether it ends the job) for each job that has something to say."""
+        for key in dict.fromkeys(piece.key for piece in step.pieces):
+            held = self._held.get(key)
+            if held is None:
+                continue
             if held.error is not None:
                 yield held, self._end(held, "failed", "error", held.error), True
             elif held.complete:
@@ -169,12 +194,74 @@ class Ledger:
         dead_reason = error.code if error is not None and state == "dead" else ""
         return calls.finish(self._keys, held.id, held.attempt, state, result, first, events, dead_reason)
 
-    def _after_end(self, held: Held, answer: str) -> None:
+    async def _after_end(self, held: Held, answer: str) -> None:
         if answer == "ok":
             log.debug("job %s attempt %d: ended", held.id, held.attempt)
             self._forget(held)
+        elif answer == "gap":
+            await self._give_up(held)
         else:
             self._lose(held)
+
+    async def _try_again(self, again: dict[str, str]) -> None:
+        """Hand back jobs whose error can pass, with what was made of them."""
+        spoken: list[Call[Any]] = []
+        for held in [self._held[key] for key in again if key in self._held]:
+            wait_s = backoff_s(held.lease.retries)
+            log.warning(
+                "job %s attempt %d: tried again in %.1f s, retry %d of %d: %s",
+                held.id,
+                held.attempt,
+                wait_s,
+                held.lease.retries + 1,
+                held.lease.max_retries,
+                again[held.key],
+            )
+            if held.unlogged:
+                spoken.append(self._publish(held))
+            spoken.append(calls.release(self._keys, self._worker, [self._later(held, wait_s)]))
+        await self._link.run_all(spoken)
+        for key in again:
+            if key in self._held:
+                self._forget(self._held[key])
+
+    def _later(self, held: Held, wait_s: float) -> Handback:
+        self.retried_until = max(self.retried_until, time.monotonic() + wait_s)
+        return Handback(held.id, held.attempt, retry_in_ms=max(1, round(1000 * wait_s)))
+
+    # -- stopping ----------------------------------------------------------------------------------------------
+
+    async def stop_at_deadlines(self) -> None:
+        """Stop each job when its time has come, for ever."""
+        while True:
+            self._taken.clear()
+            soonest = min((held.deadline for held in self._held.values()), default=float("inf"))
+            left = soonest - time.monotonic()
+            if left > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left if left < float("inf") else None):
+                        await self._taken.wait()
+                continue
+            async with self._speaking:
+                for held in [held for held in self._held.values() if held.deadline <= time.monotonic()]:
+                    message = "its deadline came while it ran"
+                    await self._stop(
+                        held, "expired", JobError(code=ErrorCode.DEADLINE_EXCEEDED, message=message)
+                    )
+
+    async def cancel(self, job_id: str) -> None:
+        """End a job that is held, with what it has."""
+        async with self._speaking:
+            for held in [held for held in self._held.values() if held.id == job_id]:
+                await self._cancel(held)
+
+    async def _cancel(self, held: Held) -> None:
+        await self._stop(held, "cancelled", JobError(code="cancelled", message="cancelled while it ran"))
+
+    async def _stop(self, held: Held, state: Literal["cancelled", "expired"], error: JobError) -> None:
+        log.info("job %s attempt %d: %s", held.id, held.attempt, state)
+        self._to_model(Drop(held.key))
+        await self._after_end(held, await self._link.run(self._end(held, state, state, error)))
 
     # -- losing ------------------------------------------------------------------------------------------------
 
@@ -187,63 +274,69 @@ class Ledger:
         answers = await self._link.run(calls.renew(self._keys, self._worker, lease_ms, pairs))
         reached("renewed")
         for held, answer in zip(holding, answers, strict=True):
-            if held.key not in self._held:
+            if held.key not in self._held or held.has_told_end:
                 continue  # ended while the answer was on its way
             if answer == "lost":
                 self._lose(held)
             elif answer == "cancel":
                 await self.cancel(held.id)
 
-    async def cancel(self, job_id: str) -> None:
-        """End a job that is held, with what it has."""
-        async with self._speaking:
-            for held in [held for held in self._held.values() if held.id == job_id]:
-                await self._end_cancelled(held)
-
-    async def convict(self) -> None:
-        """The process died while a suspect ran alone: dead letter. Does nothing if none did."""
-        held = self._alone
-        if held is None or held.sent_at is None:
+    async def convict(self, error: ModelCrashed | DeviceLost) -> None:
+        """The process ended while a suspect ran alone: end that job, unless none did or it may be tried again."""
+        held = self._quarantine.alone
+        if held is None or held.sent_at is None or (isinstance(error, DeviceLost) and held.has_retries):
             return
-        message = (
-            f"the process that ran it died {held.lease.crashes + 1} times, the last time with this job alone"
-        )
-        error = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
-        log.error("job %s attempt %d: dead letter: %s", held.id, held.attempt, message)
         async with self._speaking:
-            await self._link.run(self._end(held, "dead", "dead", error))
-            self._forget(held)
+            if isinstance(error, DeviceLost):
+                message = f"the device could not compute it, the last time with this job alone: {error}"
+                said = JobError(code=ErrorCode.DEVICE_ERROR, message=message)
+                call = self._end(held, "failed", "error", said)
+            else:
+                times = held.lease.crashes + 1
+                message = f"the process that ran it died {times} times, the last time with this job alone"
+                said = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
+                call = self._end(held, "dead", "dead", said)
+            log.error("job %s attempt %d: %s: %s", held.id, held.attempt, said.code, message)
+            await self._after_end(held, await self._link.run(call))
 
-    async def hand_back(self, crashed: bool) -> None:
-        """Log what is unlogged and release every lease; `crashed` counts against the jobs that were sent."""
+    async def hand_back(self) -> None:
+        """Log what is unlogged and release every lease, so that others can take the jobs at once."""
+        await self._hand_back(lambda held: Handback(held.id, held.attempt))
+
+    async def hand_back_crashed(self) -> None:
+        """The same after the model process has died, which counts against the jobs that were sent."""
+        await self._hand_back(lambda held: Handback(held.id, held.attempt, held.sent_at is not None))
+
+    async def hand_back_for_later(self) -> None:
+        """The same after the device has failed: the jobs that were sent wait for a while."""
+
+        def handed(held: Held) -> Handback:
+            if held.sent_at is None:
+                return Handback(held.id, held.attempt)
+            return self._later(held, backoff_s(held.lease.retries))
+
+        await self._hand_back(handed)
+
+    async def _hand_back(self, handed: Callable[[Held], Handback]) -> None:
         async with self._speaking:
             holding = list(self._held.values())
             if not holding:
                 return
             await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
             reached("checkpointed")
-            handed = [
-                Handback(held.id, held.attempt, crashed and held.sent_at is not None) for held in holding
-            ]
-            released = await self._link.run(calls.release(self._keys, self._worker, handed))
+            call = calls.release(self._keys, self._worker, [handed(held) for held in holding])
+            released = await self._link.run(call)
             reached("handed_back")
             log.info("handed back %d jobs", released)
-            self._suspects.clear()
+            for held in holding:
+                log.debug("job %s attempt %d: handed back", held.id, held.attempt)
+                self._quarantine.forget(held)  # all of them, before one is found to be alone
             for held in holding:
                 self._forget(held)
 
-    async def _end_cancelled(self, held: Held) -> None:
-        log.info("job %s attempt %d: cancelled", held.id, held.attempt)
-        self._to_model(Drop(held.key))
-        error = JobError(code="cancelled", message="cancelled while it ran")
-        call = self._end(held, "cancelled", "cancelled", error)
-        self._after_end(held, await self._link.run(call))
-
-    async def _give_up(self, held: Held, logged: int) -> None:
+    async def _give_up(self, held: Held) -> None:
         """The server's log is shorter than what it acknowledged: start again from what it still has."""
-        log.warning(
-            "job %s attempt %d: the log lost events after %d: handed back", held.id, held.attempt, logged
-        )
+        log.warning("job %s attempt %d: the log has lost events: handed back", held.id, held.attempt)
         self._to_model(Drop(held.key))
         await self._link.run(calls.release(self._keys, self._worker, [Handback(held.id, held.attempt)]))
         self._forget(held)
@@ -256,8 +349,7 @@ class Ledger:
     def _forget(self, held: Held) -> None:
         if self._held.pop(held.key, None) is None:
             return  # a renewal found it lost while its end was on its way
-        if held is self._alone:
-            self._alone = None
+        self._quarantine.forget(held)
         if not self._held:
             self.empty.set()
         self._run_suspect()

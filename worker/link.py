@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -44,6 +45,8 @@ class Link:
         self._said: set[str] = set()
         """What was said of this trouble."""
         self._since = 0.0
+        self._away_s = 0.0
+        self._back_at = -math.inf
 
     async def run(self, call: Call[T]) -> T:
         """Run one call, however long the server is away.
@@ -67,12 +70,19 @@ class Link:
         try:
             answer = await self._repeat(attempt)
             if self._waiting == 1:
-                log.warning("redis is back after %.1f s", asyncio.get_running_loop().time() - self._since)
+                self._back_at = asyncio.get_running_loop().time()
+                self._away_s = self._back_at - self._since
+                log.warning("redis is back after %.1f s", self._away_s)
             return answer
         finally:
             self._waiting -= 1
             if not self._waiting:
                 self._said.clear()
+
+    def last_trouble(self) -> tuple[float, float]:
+        """For how many seconds the server was last away, and for how many it has been back: 0 while calls wait."""
+        now = asyncio.get_running_loop().time()
+        return (now - self._since, 0.0) if self._waiting else (self._away_s, now - self._back_at)
 
     async def hints(self) -> AsyncGenerator[str, None]:
         """What is said on the queue's control channel, for ever; what is said while the server is away is missed."""

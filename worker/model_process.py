@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from engine.interface import DeviceLost
 from protocol import Fingerprint, ModelUnavailable, OptionRefused
 from worker.frames import (
     HEAD_BYTES,
     Failed,
     FromModel,
     Load,
+    Lost,
     Ready,
     Step,
     ToModel,
@@ -125,6 +127,7 @@ class ModelProcess:
 
         Raises:
             ModelCrashed: the process ended, or said nothing for too long and was killed.
+            DeviceLost: it ended itself, since its device fails again and again.
         """
         next_frame = asyncio.ensure_future(self._next())
         silent_s, listen_s = 0.0, min(timeout_s / 4, LISTEN_S)
@@ -141,6 +144,8 @@ class ModelProcess:
             frame = next_frame.result()
         finally:
             next_frame.cancel()
+        if isinstance(frame, Lost):
+            raise DeviceLost(frame.message)
         if not isinstance(frame, Step):
             raise TypeError(f"the model process said {type(frame).__name__} while it ran")
         return frame

@@ -1,10 +1,14 @@
 """The worker's parent: joins the queue and the model process.
 
-lease loop    room in the engine -> leases -> model process
+lease loop    room in the engine -> leases -> model process; ends when the worker is told to stop
 pump          steps of the model process -> events and ends -> Redis, one pipeline a step
 renew loop    leases kept alive, three times in their length
+deadlines     jobs stopped when their time has come
 beat loop     a sign of life, with numbers
 listener      wake-ups and cancels, hints only
+
+    told to stop      no new leases; what is held goes on, for the grace time at most, or until told again
+    then              what is left is logged and handed back, and the loops end
 """
 
 from __future__ import annotations
@@ -15,26 +19,35 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Awaitable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import redis
+
 from broker import calls
 from broker.calls import Leased
 from broker.failpoints import reached
+from broker.faults import passes
 from broker.queue import AsyncQueue
+from engine.interface import DeviceLost
 from protocol import ModelMismatch
 from worker.figures import WINDOW_S, Figures
 from worker.frames import Step, ToModel
 from worker.ledger import Ledger
-from worker.link import Link
+from worker.link import LONGEST_WAIT_S, Link
 from worker.model_process import ModelCrashed, ModelProcess
 from worker.rate import Rate
+from worker.restarts import Restarts
 
 log = logging.getLogger("millstream.worker")
 
 LOOK_AGAIN_S = 2.0
-"""An idle worker looks for work this often, should a wake-up be lost; lapsed leases are noticed this late."""
+"""A worker with room looks for work this often, should a wake-up be lost; sooner where something falls due sooner."""
+COURTESY_S = LONGEST_WAIT_S + 0.5
+"""After an outage in which leases may have lapsed nobody takes any for so long: their owners live, and each renews
+them as soon as it finds the server back, which may take it `LONGEST_WAIT_S`."""
 BEAT_S = 3.0
 LOADS_IN_A_ROW = 3
 """Model processes that may die while they load before the worker gives up."""
@@ -71,6 +84,7 @@ class Worker:
         self._last_step = Step([], [], 0, 0, 0)
         self._rate = Rate()
         self._figures = Figures()
+        self._restarts = Restarts()
 
     async def run(self) -> None:
         """Load, serve until told to stop (or, in a burst, until the queue is empty), hand back what is left.
@@ -80,19 +94,34 @@ class Worker:
             OptionRefused: it cannot with these options.
             ModelMismatch: the queue serves another model.
             ModelCrashed: the model process dies again and again while it loads.
+            ModelGivenUp: it does so while it runs.
             redis.RedisError: the server refuses what a worker must be able to do.
         """
-        loops = [self._lease_loop(), self._pump(), self._renew_loop(), self._beat_loop(), self._listen()]
-        tasks = [asyncio.create_task(loop) for loop in loops]
-        drained = asyncio.create_task(self._drain())
+        leasing = asyncio.create_task(self._lease_loop())
+        drained = asyncio.create_task(self._drain(leasing))
+        loops = [self._pump(), self._renew_loop(), self._ledger.stop_at_deadlines()]
+        loops += [self._beat_loop(), self._listen()]
+        tasks = [leasing, drained, *map(asyncio.create_task, loops)]
         try:
-            await asyncio.wait([*tasks, drained], return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
+            going = set(tasks)
+            while not drained.done():
+                ended, going = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
                     task.result()
         finally:
-            await _cancel([*tasks, drained])
-            await self._leave()
+            await self._leave(leasing, tasks)
+
+    async def wait_for_server(self, ready: Awaitable[None]) -> bool:
+        """Wait until the server is ready, or the worker is told to stop; whether it is ready."""
+        waiting = asyncio.ensure_future(ready)
+        told = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({waiting, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not waiting.done():
+            await _cancel([waiting])
+            return False
+        waiting.result()
+        return True
 
     def stop(self) -> None:
         """First call: no new leases, finish what fits in the grace time. Second: hand everything back now."""
@@ -107,20 +136,37 @@ class Worker:
         self._stopping.set()
         self._hurry.set()
 
-    async def _drain(self) -> None:
+    async def _drain(self, leasing: asyncio.Task[None]) -> None:
+        """Once told to stop, wait for what is held, which is all of it when the last lease call has its answer."""
         await self._stopping.wait()
-        await _first_of(self._ledger.empty, self._hurry, timeout_s=self._settings.grace_s)
+        hurried = asyncio.create_task(self._hurry.wait())
+        finished = asyncio.create_task(self._finish(leasing))
+        try:
+            await asyncio.wait(
+                {hurried, finished}, timeout=self._settings.grace_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            await _cancel([hurried, finished])
 
-    async def _leave(self) -> None:
+    async def _finish(self, leasing: asyncio.Task[None]) -> None:
+        await asyncio.wait({leasing})
+        await self._ledger.empty.wait()
+
+    async def _leave(self, leasing: asyncio.Task[None], tasks: list[asyncio.Task[None]]) -> None:
+        """Hand back what is held, then end every loop: nothing is in the middle of being said."""
+        self._stopping.set()
         try:
             async with asyncio.timeout(LEAVE_S):
-                await self._ledger.hand_back(crashed=False)
+                await asyncio.wait({leasing})
+                await self._ledger.hand_back()
+                await _cancel(tasks)
                 client: Any = self._link.queue.client
                 await self._link.insist(lambda: client.hdel(self._keys.workers, self.id))
         except TimeoutError:
             lease_s = self._settings.lease_s
             log.warning("redis is away: %d leases lapse within %g s", len(self._ledger), lease_s)
         finally:
+            await _cancel(tasks)
             if self._model is not None:
                 await self._model.stop()
         log.info("stopped")
@@ -178,7 +224,7 @@ class Worker:
                 raise RuntimeError("no model process")
             try:
                 step = await model.step(self._settings.step_timeout_s, lambda: self._ledger.running_since)
-            except ModelCrashed as error:
+            except (ModelCrashed, DeviceLost) as error:
                 await self._replace_model(model, error)
                 continue
             self._last_step = step
@@ -187,12 +233,24 @@ class Worker:
                 self._figures.note(step.counters)
             await self._ledger.tell(step)
 
-    async def _replace_model(self, dead: ModelProcess, error: ModelCrashed) -> None:
+    async def _replace_model(self, dead: ModelProcess, error: ModelCrashed | DeviceLost) -> None:
         self._model = None
-        log.error("the model process died (%s) with %d jobs running", error, self._ledger.running)
+        happened = "died" if isinstance(error, ModelCrashed) else "has given up its device"
+        count = self._restarts.note(error, self._ledger.num_finished)
+        log.error(
+            "the model process %s (%s) with %d jobs running, %s in a row without a finished job",
+            happened,
+            error,
+            self._ledger.running,
+            count,
+        )
         await dead.stop()
-        await self._ledger.convict()
-        await self._ledger.hand_back(crashed=True)
+        await self._ledger.convict(error)
+        if isinstance(error, ModelCrashed):
+            await self._ledger.hand_back_crashed()
+        else:
+            await self._ledger.hand_back_for_later()
+        self._restarts.check(error)
         self._rate = Rate()
         self._figures = Figures()
         await self._load_model()
@@ -215,30 +273,63 @@ class Worker:
         return self._model.slots + max(1, self._model.slots // 4) - self._ledger.sequences
 
     async def _lease_loop(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             self._ledger.room_made.clear()
             asked = self._room()
             leased = await self._lease(asked) if asked > 0 else Leased([], None)
             if leased.leases:
                 reached("leased")
             await self._ledger.take(leased.leases)
-            nothing_left = asked > 0 and not self._ledger and leased.next_ms is None
-            if self._settings.burst and nothing_left and not self._stopping.is_set():
-                log.info("the queue is empty")
+            if self._settings.burst and asked > 0 and self._is_over(leased) and not self._stopping.is_set():
+                log.info("nothing is waiting, running or due")
                 self.stop()
             if not leased.leases or len(leased.leases) < asked:
                 next_s = LOOK_AGAIN_S if leased.next_ms is None else leased.next_ms / 1000
-                await _first_of(self._ledger.room_made, timeout_s=min(LOOK_AGAIN_S, next_s))
+                timeout_s = min(LOOK_AGAIN_S, next_s)
+                await _first_of(self._ledger.room_made, self._stopping, timeout_s=timeout_s)
+
+    def _is_over(self, leased: Leased) -> bool:
+        """Whether a burst ends: nothing is held, and nothing falls due within a lease's time or is tried again.
+
+        A job that another worker runs comes up when its lease lapses, should that worker die; one that is not to
+        start for longer than that is left to others.
+        """
+        if self._ledger:
+            return False
+        soon_s = max(self._settings.lease_s, self._ledger.retried_until - time.monotonic())
+        return leased.next_ms is None or leased.next_ms > 1000 * soon_s
 
     async def _lease(self, count: int) -> Leased:
+        """Ask for jobs, waiting for a server that is away."""
         self._lease_number += 1
-        lease_ms = int(self._settings.lease_s * 1000)
-        return await self._link.run(calls.lease(self._keys, self.id, self._lease_number, count, lease_ms))
+        call = calls.lease(self._keys, self.id, self._lease_number, count, self._lease_ms)
+        await self._let_owners_renew()
+        try:
+            return await self._link.queue.run(call)
+        except (redis.RedisError, OSError) as error:
+            if not passes(error):
+                raise
+        await self._beat()  # returns once the server is back
+        await self._let_owners_renew()
+        if self._stopping.is_set():  # no more than what was granted and not heard of
+            call = calls.lease(self._keys, self.id, self._lease_number, 0, self._lease_ms)
+        return await self._link.run(call)
+
+    async def _let_owners_renew(self) -> None:
+        """After an outage in which leases may have lapsed: renew ours, and leave the others to their owners."""
+        away_s, back_s = self._link.last_trouble()
+        if back_s < COURTESY_S and away_s > self._settings.lease_s / 2:
+            await self._ledger.renew(self._lease_ms)
+            await _first_of(self._stopping, timeout_s=COURTESY_S - back_s)
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._settings.lease_s * 1000)
 
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.lease_s / 3)
-            await self._ledger.renew(int(self._settings.lease_s * 1000))
+            await self._ledger.renew(self._lease_ms)
 
     # -- signs and hints ---------------------------------------------------------------------------------------
 
@@ -286,13 +377,13 @@ class Worker:
             await self._ledger.cancel(hint.removeprefix("cancel:"))
 
 
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel tasks until they are gone.
 
     Once is not enough on Python 3.11: redis-py sends under `asyncio.wait_for`, which may swallow a cancellation that
     meets the end of the send (measured: 47 of 600).
     """
-    pending = set(tasks)
+    pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()

@@ -62,7 +62,6 @@ async def _serve(
     url: str, redis_timeout_s: float, keys: Keys, settings: WorkerSettings, leash_fd: int | None
 ) -> None:
     log.info("queue %s on %s", keys.queue, redact(url))
-    await wait_until_ready_async(url, redis_timeout_s, keys)
     queue = AsyncQueue(connect_async(url, keys), keys)
     serving = Worker(queue, settings)
     loop = asyncio.get_running_loop()
@@ -71,7 +70,8 @@ async def _serve(
     if leash_fd is not None:
         loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
     try:
-        await serving.run()
+        if await serving.wait_for_server(wait_until_ready_async(url, redis_timeout_s, keys)):
+            await serving.run()
     except ModelCrashed as error:
         raise MillstreamError(
             f"the model process keeps dying while it loads {settings.model}: {error}"
