@@ -123,7 +123,8 @@ def _hosts(url: str, setup: Setup, netloc: str) -> list[tuple[str, int]]:
         except ValueError:
             host = None
         if not host:
-            raise bad_url(url, f"the host or port of {one!r} cannot be read", setup)
+            # Not which one: with an unescaped '/' in a password, part of it stands where hosts should.
+            raise bad_url(url, "a host or port cannot be read", setup)
         found.append((host, port))
     return found
 

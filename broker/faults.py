@@ -28,7 +28,8 @@ def passes(error: Exception) -> bool:
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the server answers and turns this user away: trying again at once is of no use."""
-    return isinstance(error, errors.AuthenticationError | errors.AuthorizationError)
+    refusals = (errors.AuthenticationError, errors.AuthorizationError)
+    return isinstance(error, refusals) or isinstance(error.__cause__, refusals)
 
 
 def in_words(error: BaseException) -> tuple[str, str]:

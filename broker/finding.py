@@ -50,9 +50,9 @@ class Find(ABC):
         """Where the server is now.
 
         Raises:
-            redis.RedisError: nobody knows.
+            redis.ConnectionError: nobody knows.
         """
-        fault: redis.RedisError = redis.ConnectionError(self.unknown)
+        fault: Exception | None = None
         for host, port in dict.fromkeys((self._first, *self._hosts)):
             pool = redis.ConnectionPool(self._connection, host=host, port=port, **self._options)
             with redis.Redis.from_pool(pool) as client:
@@ -64,7 +64,8 @@ class Find(ABC):
             if place is not None:
                 self._first = self._next(place, (host, port))
                 return place
-        raise fault
+        # A ConnectionError whatever it was: redis-py tries such a one again.
+        raise redis.ConnectionError(str(fault) if fault else self.unknown) from fault
 
     @abstractmethod
     def _ask(self, client: redis.Redis, asked: Place) -> Place | None:

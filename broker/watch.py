@@ -7,6 +7,10 @@
 The channel is fast and may lose; the log is whole. Events carry `seq`, so what was seen is dropped and what is
 missing is noticed. redis-py resubscribes a cut-off subscriber without saying so (measured: 195 of 12,721 messages
 arrived), hence every confirmation of a subscription is a reason to read the log again.
+
+On a cluster too the scripts say PUBLISH, not SPUBLISH: the cluster passes it on to every node, so a subscription is
+good on any of them, also while the queue's slot moves, when a sharded one ends without a word to redis-py's plain
+client. That costs a copy of each event on the cluster's bus, and keeps one text of each script for all set-ups.
 """
 
 from __future__ import annotations

@@ -102,18 +102,29 @@ class Sentinel:
 def cluster(kind: type[RealServer], count: int) -> Iterator[list[RealServer]]:
     """A cluster of so many primaries, without replicas; slots in equal parts, in order."""
     with ExitStack() as stack:
-        nodes = []
-        for _ in range(count):
-            node = kind(
-                *("--cluster-enabled", "yes", "--cluster-port", str(free_port())),
-                *("--cluster-node-timeout", "2000"),
-                aof=False,
-                tcp=True,
-            )
-            nodes.append(stack.enter_context(node))
+        nodes = [stack.enter_context(cluster_node(kind)) for _ in range(count)]
         clients = [stack.enter_context(redis.Redis.from_url(node.url)) for node in nodes]
         _join(nodes, clients)
         yield nodes
+
+
+def cluster_node(kind: type[RealServer]) -> RealServer:
+    """A node that knows no other yet."""
+    bus = ("--cluster-port", str(free_port()), "--cluster-node-timeout", "2000")
+    return kind("--cluster-enabled", "yes", *bus, "--repl-diskless-sync-delay", "0", aof=False, tcp=True)
+
+
+def add_replica(nodes: Sequence[RealServer], number: int, replica: RealServer) -> None:
+    """Make a new node the replica of one of a cluster's."""
+    with redis.Redis.from_url(nodes[number].url) as primary, redis.Redis.from_url(replica.url) as client:
+        owner: Any = primary.execute_command
+        execute: Any = client.execute_command
+        bus = replica.options[replica.options.index("--cluster-port") + 1]
+        owner("CLUSTER", "MEET", "127.0.0.1", replica.port, bus)
+        until(lambda: _is_whole(execute, len(nodes) + 1), "the new node knows the others")
+        name = owner("CLUSTER", "MYID")
+        until(lambda: execute("CLUSTER", "REPLICATE", name), "it follows")
+    wait_for_replica(replica)
 
 
 def _join(nodes: Sequence[RealServer], clients: Sequence[redis.Redis]) -> None:

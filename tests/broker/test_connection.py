@@ -103,8 +103,8 @@ def test_a_real_server_is_ready(server: RealServer, wait: Wait) -> None:
         assert client.get("k") == b"\xff"
 
 
-async def _set_and_get(url: str) -> object:
-    async with connect_async(url) as client:
+async def _set_and_get(url: str, patience_s: float = 0.0) -> object:
+    async with connect_async(url, patience_s=patience_s) as client:
         await client.set("k", b"\xff")
         return await client.get("k")
 
@@ -254,6 +254,35 @@ def test_a_user_who_may_not_read_info_is_let_in(wait: Wait, kind: type[RealServe
         "--user", "u", "on", ">p", "~*", "+ping", "+client", "+hello", aof=False, tcp=True
     ) as server:
         wait(server.tcp_url.replace("redis://", "redis://u:p@"), 0.0)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_call_rides_out_a_restart(fresh_server: RealServer, how: str) -> None:
+    """With `patience_s`, on a connection that was open before; without, it fails within redis-py's few retries."""
+    fresh_server.kill()
+    with pytest.raises(redis.ConnectionError):
+        connect(fresh_server.url).set("k", "v")
+    with ThreadPoolExecutor() as pool:
+        if how == "sync":
+            waiting = pool.submit(lambda: connect(fresh_server.url, patience_s=20.0).set("k", b"\xff"))
+        else:
+            waiting = pool.submit(lambda: asyncio.run(_set_and_get(fresh_server.url, 20.0)))
+        with pytest.raises(TimeoutError):
+            waiting.result(1.0)
+        fresh_server.start()
+        assert waiting.result() in (True, b"\xff")
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_patience_with_calls_is_not_for_a_wrong_password(kind: type[RealServer]) -> None:
+    with require(kind)("--requirepass", "right", aof=False, tcp=True) as server:
+        url = server.tcp_url.replace("redis://", "redis://:wrong@")
+        began = time.monotonic()
+        with pytest.raises(redis.AuthenticationError):
+            connect(url, patience_s=60.0).ping()
+        with pytest.raises(redis.ConnectionError):
+            asyncio.run(_set_and_get(url, 60.0))
+        assert time.monotonic() - began < 10.0
 
 
 def test_one_client_has_hundreds_of_watchers(server: RealServer) -> None:

@@ -63,12 +63,13 @@ def test_a_url_of_a_cluster() -> None:
     [
         ("redis+sentinel://h", "name of the sentinels' service"),
         ("redis+sentinel://h/main/one", "number of a database"),
-        ("redis+sentinel://:secret@h:port/main", "host or port of 'h:port'"),
-        ("redis+sentinel://h,,i/main", "host or port of ''"),
+        ("redis+sentinel://:secret@h:port/main", "host or port"),
+        ("redis+sentinel://u:secret/secret@h/main", "host or port"),
+        ("redis+sentinel://h,,i/main", "host or port"),
         ("redis+sentinel://h/main?colour=red", "no option 'colour'"),
         ("redis+cluster://h/1", "database 0 alone"),
         ("redis+cluster://h/0/1", "number of a database"),
-        ("redis+cluster://u:secret@/", "host or port of ''"),
+        ("redis+cluster://u:secret@/", "host or port"),
         ("redis+magic://h", "must begin with redis://"),
         ("redis://h?find=x", "find is not yours"),
     ],
@@ -164,6 +165,12 @@ def test_each_queue_is_found_on_its_node_from_any_other(nodes: list[RealServer])
         queue = Queue(connect(url, keys), keys)
         whole_way(queue, "j")
         assert asyncio.run(watched(url, keys, "j")) == [1, 2]
+        with queue.client.pubsub() as channel:
+            hear: Any = channel.get_message
+            channel.subscribe(keys.tokens("k"))
+            assert hear(timeout=5.0)["type"] == "subscribe"
+            whole_way(queue, "k")
+            assert hear(timeout=5.0)["data"] == queue.client.lindex(keys.log("k"), 0)
         queue.close()
         with redis.Redis.from_url(nodes[home(nodes, keys)].url) as client:
             assert client.exists(keys.result("j"))
