@@ -71,20 +71,6 @@ def test_weights_are_set_once_and_the_common_one_is_not_kept(queue: Queue) -> No
     assert weigh(queue, "b", 1) == {}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("newcomer", ["a", "z"])
-def test_a_tenants_first_job_behind_100_000_of_another_ones_starts_within_two_picks(
-    queue: Queue, newcomer: str
-) -> None:
-    for start in range(0, 100_000, 5000):
-        put(queue, *(f"bulk{n}" for n in range(start, start + 5000)), tenant="m")
-    worker = Worker(queue)
-    worker.lease(500)
-    queue.run(calls.limits(KEYS, max_entries=200_000))
-    put(queue, "new", tenant=newcomer)
-    assert "new" in [*ids_of(worker.lease(1)), *ids_of(worker.lease(1))]
-
-
 # -- pausing ---------------------------------------------------------------------------------------------------
 
 
