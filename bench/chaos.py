@@ -50,6 +50,8 @@ WATCHERS_CALM_S = 20.0
 READY_S = 300.0
 LOOK_AGAIN_S = 0.1
 FAILING = 0.01
+FLAKY = 0.05
+"""Share of the attempts that fail with an error that can pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def dry_run_part(jobs: int, seed: int) -> Part:
 
         return undisturbed(open_dry_run(f"{kind}?fail={FAILING}"), plans, margins=False)
 
-    model = f"{kind}?delay=20ms&slots=8&crash=BOOM&fail={FAILING}"
-    return Part("dry-run", model, 3, plans, reference)
+    model = f"{kind}?delay=20ms&slots=8&crash=BOOM&fail={FAILING}&flaky={FLAKY}"
+    return Part("dry-run", model, 3, plans, reference, gap_s=0.6)
 
 
 def model_part(path: Path, jobs: int, seed: int) -> Part:

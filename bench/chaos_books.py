@@ -64,8 +64,6 @@ class Account:
     ends: list[str]
     """States in which it was announced as ended."""
     streams: list[Stream]
-    may_run_out_of_retries: bool = False
-    """Its last attempt was one that the engine fails on purpose."""
 
     @property
     def id(self) -> str:
@@ -225,7 +223,7 @@ def _may_end_so(account: Account, result: Result) -> bool:
     if result.state == "expired":
         return job.deadline_in_s is not None
     if code == "device_error":
-        return result.state == "failed" and account.may_run_out_of_retries
+        return result.state == "failed" and job.max_retries == 0
     return (result.state, code) == (account.expected.state, account.expected.code)
 
 

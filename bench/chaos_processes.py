@@ -208,14 +208,14 @@ class Fleet:
         os.close(self._hand)
         os.close(self._leash)
 
-    def lines_about(self, text: str) -> list[str]:
+    def lines_with(self, text: str) -> list[str]:
         """Lines of all logs that hold a text, each with the name of its file."""
         found = []
         for path in sorted(self.folder.glob("*.log")):
             found += [
                 f"{path.stem}: {line}"
                 for line in path.read_text(errors="replace").splitlines()
-                if f"{text} " in line
+                if text in line
             ]
         return found
 

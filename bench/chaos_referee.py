@@ -21,7 +21,7 @@ from broker.keys import PERMANENT, Keys
 from broker.queue import AsyncQueue
 from broker.script import Call
 from protocol import decode_event
-from worker.ledger import ALONE_AFTER_CRASHES
+from worker.quarantine import ALONE_AFTER
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Referee:
             holder, crashed = await self.ask(partial(self.client.hmget, key, "worker", "crashes"))
             if worker in (holder or b"").decode():
                 crashes.append(int(crashed or 0))
-        return bool(crashes) and min(crashes) >= ALONE_AFTER_CRASHES
+        return bool(crashes) and min(crashes) >= ALONE_AFTER
 
     async def found(self, job_id: str) -> Found:
         """State, result and log of a job."""

@@ -63,6 +63,7 @@ class Outcome:
         }
         if any(plan.is_poison for plan in plans):
             kinds["poison jobs"] = sum(plan.is_poison for plan in plans)
+            kinds["retries of errors that can pass"] = len(self.fleet.lines_with(": tried again in "))
         return kinds
 
 
@@ -132,7 +133,7 @@ def _history(outcome: Outcome, account: Account) -> Iterable[str]:
         yield f"  {stream.watch} stream{'' if stream.is_whole else ', cut short'}: events {told or 'none'}"
     if result is not None:
         yield f"  {result.state}, attempt {result.attempt}, by {result.worker}, {result.error or 'no error'}"
-    yield from (f"  {line}" for line in outcome.fleet.lines_about(account.id))
+    yield from (f"  {line}" for line in outcome.fleet.lines_with(f"job {account.id} "))
     ended = outcome.referee.ended_at.get(account.id, float("inf"))
     for happening in outcome.schedule.happened:
         if happening.at > ended or happening.at + happening.seconds < accepted:

@@ -169,11 +169,12 @@ def test_who_may_end_otherwise_says_the_beginning() -> None:
         assert kinds(account(**(right | {"result": wrong}))) == {"changed"}
 
 
-def test_a_job_may_fail_only_in_an_attempt_that_was_to_fail() -> None:
+def test_a_job_may_fail_for_the_device_only_where_it_is_not_to_be_tried_again() -> None:
     result = ended(state="failed", choices=[], error=JobError(code="device_error", message="flaky"))
     fields: dict[str, Any] = {"result": result, "state": "failed", "ends": ["failed"], "streams": []}
     assert kinds(account(**fields)) == {"changed"}
-    assert judge(account(**fields, may_run_out_of_retries=True)) == []
+    once = Plan(Job(id="j", prompt="a b c", max_retries=0))
+    assert judge(account(**fields, plan=once)) == []
 
 
 def test_a_leaked_key_is_found() -> None:
