@@ -135,9 +135,13 @@ end
 
 -- What earlier attempts logged of a job, as the JSON list of its choices. `reason`: how the unfinished ones ended.
 -- Written by hand: cjson cannot write an empty list. Log-probabilities stay in the log.
+local MOST_EVENTS = 2000 -- read in one call before it leaves the rest to the next: 12 ms a thousand were measured
+local events_read = 0
 local function logged_choices(id, reason)
   local choices, order = {}, {}
-  for _, raw in ipairs(redis.call('LRANGE', base .. 'log:' .. id, 0, -1)) do
+  local events = redis.call('LRANGE', base .. 'log:' .. id, 0, -1)
+  events_read = events_read + #events
+  for _, raw in ipairs(events) do
     local event = cjson.decode(raw)
     if event.type == 'token' then
       local choice = choices[event.choice]
@@ -208,6 +212,7 @@ end
 local MOST_EXPIRED = 100
 local function expire_overdue(now)
   for _, id in ipairs(redis.call('ZRANGE', deadlines, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_EXPIRED)) do
+    if events_read > MOST_EVENTS then break end
     if not expire(id, now) then
       local lapses = tonumber(redis.call('ZSCORE', leases, id) or 0)
       if redis.call('HGET', job_key(id), 'state') == 'running' and lapses > now then

@@ -46,7 +46,9 @@ if last then
   end
 end
 
-local function has_room() return #granted < count and granted_bytes < MOST_BYTES end
+local function has_room()
+  return #granted < count and granted_bytes < MOST_BYTES and events_read <= MOST_EVENTS
+end
 
 local function grant(id)
   local job = job_key(id)

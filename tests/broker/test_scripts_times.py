@@ -346,3 +346,22 @@ def test_times_on_the_imitation_too(fake_redis: fakeredis.FakeRedis) -> None:
     time_comes(queue, "a")
     assert end(queue, Worker(queue, "w2").lease_one()) == "ok"
     assert_drained(queue)
+
+
+def test_a_sweep_over_long_logs_goes_on_in_the_next_call(queue: Queue) -> None:
+    """What is logged of a job that ends without an owner is read: some of it in one call, whoever makes it."""
+    names = [f"j{n}" for n in range(8)]
+    put(queue, *names, deadline_in_s=HOUR_S)
+    client: Any = queue.client
+    for lease in Worker(queue).lease(8):
+        say(queue, lease, 1, *(["x"] * 900))
+    for name in names:
+        deadline_passes(queue, name)
+    lapse(queue, *names)
+    left = [8]
+    while left[-1]:
+        queue.run(calls.heartbeat(KEYS, "w9", {}))
+        left.append(counts(queue)[0])
+    assert left == [8, 5, 2, 0]
+    assert {len(assert_ended_once(queue, name, "expired").choices[0].token_ids) for name in names} == {900}
+    assert client.zcard(KEYS.deadlines) == 0
