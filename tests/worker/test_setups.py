@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from broker.keys import Keys
 from producer.client import Client
 from protocol import TokenEvent
-from tests.producer.bulk.orders import order, read_rows, write_rows
-from tests.servers import KINDS, RealServer, require
+from tests.servers import DebianRedisServer, ValkeyServer, require
 from tests.setups import (
     SERVICE,
     Certificates,
@@ -28,37 +32,55 @@ from tests.worker.harness import Workers, logged, words
 
 pytestmark = pytest.mark.long
 
-ROWS = 200
+ROWS = 300
 
 
 def goes_on(url: str, folder: Path, take_over: Callable[[], None]) -> list[str]:
     """A watched job and a bulk run live through a failover; what the worker said of it."""
-    from producer.bulk.generate import generate
-    from producer.bulk.interrupt import Interrupt
-
     workers = Workers(url, folder)
     worker = workers.start("--lease", "5").ready()
-    source = write_rows(folder / "rows.jsonl", ({"prompt": f"row {number}"} for number in range(ROWS)))
+    source, output = folder / "rows.jsonl", folder / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": f"row {number}"}) + "\n" for number in range(ROWS)))
     with Client(url) as client:
         job = client.submit(words(100), id="watched")
         texts: list[str] = []
         watching = threading.Thread(target=lambda: texts.extend(said(job)))
         watching.start()
         until(lambda: logged(client.queue, "watched") > 5, "it runs")
-        run = order(source, folder / "out.jsonl", url, window=20, patience_s=60.0)
-        running = threading.Thread(target=generate, args=(run, Interrupt()))
-        running.start()
-        until(lambda: (folder / "out.jsonl").exists() or logged(client.queue, "watched") > 20, "it goes on")
+        command = [sys.executable, "-m", "millstream", "generate", str(source), "-o", str(output)]
+        run = subprocess.Popen([*command, "--redis-url", url, "--window", "20"])
+        until(lambda: _completions(client) > 0, "it goes on")
         take_over()
-        running.join(60.0)
+        assert run.wait(60.0) == 0
         watching.join(60.0)
         assert job.result(timeout=30.0).choices[0].text == words(100)
     assert "".join(texts) == words(100)
-    assert [row["completion"] for row in read_rows(folder / "out.jsonl")] == [f"row {n}" for n in range(ROWS)]
+    rows = [json.loads(line)["completion"] for line in output.read_text().splitlines()]
+    assert rows == [f"row {number}" for number in range(ROWS)]
     assert worker.process.poll() is None, worker.log
     lines = [line for line in worker.log.splitlines() if "redis is" in line]
     workers.close()
     return lines
+
+
+def test_full_memory_for_a_while(tmp_path: Path) -> None:
+    """Nobody gives up, nothing is lost: the producer waits for room, the worker for its writes."""
+
+    def squeeze() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", 1)
+            until(lambda: "its memory is full" in (tmp_path / "worker-0.log").read_text(), "the worker waits")
+            client.config_set("maxmemory", 0)
+
+    with ValkeyServer(aof=False) as server:
+        lines = goes_on(server.url, tmp_path, squeeze)
+    assert len(lines) == 2, lines
+
+
+def _completions(client: Client) -> int:
+    """How many jobs have ended for a bulk run."""
+    connection: Any = client.queue.client
+    return sum(1 for _ in connection.scan_iter(client.queue.keys.result("*")))
 
 
 def said(job: object) -> list[str]:
@@ -66,17 +88,17 @@ def said(job: object) -> list[str]:
     return [event.text for event in job.stream() if isinstance(event, TokenEvent)]
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
-def test_sentinels_promote_the_replica(kind: type[RealServer], tmp_path: Path) -> None:
-    with pair(require(kind)) as (primary, _), Sentinel(kind, primary) as sentinel:
+def test_sentinels_promote_the_replica(tmp_path: Path) -> None:
+    kind = ValkeyServer
+    with pair(kind) as (primary, _), Sentinel(kind, primary) as sentinel:
         until(sentinel.has_fit_replica, "somebody to promote")
         lines = goes_on(f"redis+sentinel://127.0.0.1:{sentinel.port}/{SERVICE}", tmp_path, primary.kill)
     assert len(lines) <= 4, lines
 
 
-@pytest.mark.parametrize("kind", KINDS.values())
-def test_a_cluster_promotes_the_replica(kind: type[RealServer], tmp_path: Path) -> None:
-    with cluster(require(kind), 3) as nodes, cluster_node(kind) as replica:
+def test_a_cluster_promotes_the_replica(tmp_path: Path) -> None:
+    kind = require(DebianRedisServer)
+    with cluster(kind, 3) as nodes, cluster_node(kind) as replica:
         at = home(nodes, Keys())
         add_replica(nodes, at, replica)
         seeds = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
@@ -86,7 +108,7 @@ def test_a_cluster_promotes_the_replica(kind: type[RealServer], tmp_path: Path) 
 
 def test_a_worker_behind_tls(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
-    server = require(KINDS["redis"])(*certificates.server_options(), tcp=True)
+    server = require(DebianRedisServer)(*certificates.server_options(), tcp=True)
     server.options += ["--tls-port", str(server.port), "--port", "0", "--appendfsync", "always"]
     path = certificates.path
     files = (
