@@ -26,12 +26,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 from bench.chaos_books import Account, Fault, judge
 from bench.chaos_clients import People
-from bench.chaos_disturbances import Field, Schedule
+from bench.chaos_disturbances import ACTS, Field, Schedule
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans, undisturbed
 from bench.chaos_processes import Fleet, Fsync, Server, ServerKind, worker_command
 from bench.chaos_proxy import Proxy
@@ -49,6 +50,8 @@ CALM_S = 60.0
 WATCHERS_CALM_S = 20.0
 READY_S = 300.0
 LOOK_AGAIN_S = 0.1
+DECKS_SPREAD_OVER = 3
+"""For so many decks' time the jobs would last if each kind of disturbance were as late in taking place."""
 FAILING = 0.01
 FLAKY = 0.05
 """Share of the attempts that fail with an error that can pass."""
@@ -73,8 +76,7 @@ class Part:
     decks: int | None = None
     """How often each kind of disturbance comes; None: until all jobs have ended."""
     most_open: int = 300
-    """Jobs on the queue at a time, once every kind of disturbance has taken place; before that a tenth, so that
-    there are jobs for each."""
+    """Jobs on the queue at a time."""
 
     @property
     def worker_flags(self) -> list[str]:
@@ -228,9 +230,7 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
     """Submit everything, under the schedule, until all has ended or the time is over; then let it come to rest."""
     people, schedule = stage.people, stage.schedule
     disturbing = asyncio.create_task(schedule.run())
-    submitting = asyncio.create_task(
-        people.submit(part.plans, lambda: part.most_open // (1 if schedule.every_kind_done.is_set() else 10))
-    )
+    submitting = asyncio.create_task(people.submit(part.plans, partial(_room, part, stage)))
     with suppress(TimeoutError):
         async with asyncio.timeout(60 * setting.minutes):
             await submitting
@@ -243,6 +243,15 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
         async with asyncio.timeout(CALM_S):
             while people.open:
                 await people.an_end(LOOK_AGAIN_S)
+
+
+def _room(part: Part, stage: Stage) -> int:
+    """How many jobs may be submitted now; at first they are spread, so that no disturbance comes when all is over."""
+    room = part.most_open - stage.people.open
+    if stage.schedule.every_kind_done.is_set():
+        return room
+    due = int(len(part.plans) * stage.referee.now / (DECKS_SPREAD_OVER * len(ACTS) * part.gap_s))
+    return min(room, due - len(stage.people.accepted))
 
 
 async def _account(plan: Plan, expected: Expected, stage: Stage) -> Account:

@@ -49,12 +49,15 @@ class People:
         """What watchers of one job saw."""
         return [stream for stream in self.streams if stream.job_id == job_id]
 
-    async def submit(self, plans: Sequence[Plan], most_open: Callable[[], int]) -> None:
-        """Submit, with at most so many jobs on the queue at a time, or one batch."""
-        for start in range(0, len(plans), SUBMIT_AT_ONCE):
-            batch = plans[start : start + SUBMIT_AT_ONCE]
-            while self.open > max(0, most_open() - len(batch)):
+    async def submit(self, plans: Sequence[Plan], room: Callable[[], int]) -> None:
+        """Submit all, as many at a time as there is room for."""
+        left = list(plans)
+        while left:
+            count = min(room(), SUBMIT_AT_ONCE)
+            if count <= 0:
                 await self.an_end(LOOK_AGAIN_S)
+                continue
+            batch, left = left[:count], left[count:]
             await self._insist(partial(self._client.submit_many, [plan.job for plan in batch]))
             for plan in batch:
                 self.accepted[plan.id] = self._referee.now
