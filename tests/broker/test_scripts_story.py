@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from broker import calls
+from broker import calls, dead_letters
 from broker.calls import Call, Lease
 from broker.keys import Keys
 from broker.queue import Queue
-from protocol import PRIORITIES, TERMINAL_STATES, decode_event
+from protocol import PRIORITIES, TERMINAL_STATES, Job, decode_event
 from tests.broker.steps import (
     TERMINAL_EVENT,
     Worker,
@@ -44,6 +44,10 @@ class Known:
     marked: bool = False
     logged: int = 0
     result: bytes | None = None
+    delayed: bool = False
+    deadline: bool = False
+    overdue: bool = False
+    retries: int = 0
 
 
 @dataclass
@@ -86,6 +90,8 @@ class Story:
             self.release: 1,
             self.renew: 1,
             self.cancel: 1,
+            self.requeue: 1,
+            self.expire: 0.5,
             self.time_passes: 3,
             self.forget_scripts: 0.3,
             self.repeat: 4,
@@ -110,6 +116,8 @@ class Story:
             priority=dice.choice(PRIORITIES),
             tenant=dice.choice("ab"),
             run=dice.choice([None, "r"]),
+            delay_s=dice.choice([None, None, 1000.0]),
+            deadline_in_s=dice.choice([None, 2000.0]),
         )
         answer = self.run(calls.submit(KEYS, asked))
         if asked.id in self.jobs:
@@ -117,7 +125,8 @@ class Story:
             assert answer.state == self.jobs[asked.id].state
         else:
             assert answer.outcome == "queued"
-            self.jobs[asked.id] = Known(len(asked.encode()))
+            delayed, deadline = asked.delay_s is not None, asked.deadline_in_s is not None
+            self.jobs[asked.id] = Known(len(asked.encode()), delayed=delayed, deadline=deadline)
 
     def lease(self) -> None:
         told, count = self.dice.choice(self.workers), self.dice.randint(1, 3)
@@ -128,7 +137,9 @@ class Story:
         for lease in leases:
             known = self.jobs[lease.id]
             assert known.state not in TERMINAL_STATES
-            assert (lease.attempt, lease.logged) == (known.attempt + 1, known.logged)
+            assert not known.delayed
+            expected = (known.attempt + 1, known.logged, known.retries)
+            assert (lease.attempt, lease.logged, lease.retries) == expected
             known.state, known.attempt = "running", lease.attempt
             told.held.append(Held(lease, lease.logged))
         self.note_cancelled()
@@ -168,11 +179,39 @@ class Story:
         if held is None:
             return
         owned, known = self.owns(held), self.jobs[held.lease.id]
-        crashed = self.dice.random() < 0.5
-        call = calls.release(KEYS, worker.name, [calls.Handback(held.lease.id, held.lease.attempt, crashed)])
-        assert self.run(call) == int(owned)
+        crashed, retry_in_ms = self.dice.choice([(False, 0), (True, 0), (False, 1000_000)])
+        handed = calls.Handback(held.lease.id, held.lease.attempt, crashed, retry_in_ms)
+        assert self.run(calls.release(KEYS, worker.name, [handed])) == int(owned)
         if owned and not known.marked:
             known.state = "queued"
+            known.delayed = retry_in_ms > 0
+            known.retries += known.delayed
+        self.note_cancelled()
+
+    def requeue(self) -> None:
+        """A dead job gets another life; the others have no letter."""
+        job_id = f"j{self.dice.randrange(JOBS)}"
+        letter = self.queue.run(dead_letters.dead_show(KEYS, job_id))
+        known = self.jobs.get(job_id)
+        assert (letter is not None) == (known is not None and known.state == "dead")
+        if letter is None or known is None:
+            return
+        asked = Job.decode(letter.raw or b"")
+        assert self.run(dead_letters.dead_requeue(KEYS, letter.letter, asked)).outcome == "queued"
+        again = Known(known.size, attempt=known.attempt, deadline=asked.deadline_in_s is not None)
+        again.delayed = asked.delay_s is not None
+        self.jobs[job_id] = again
+
+    def expire(self) -> None:
+        """The deadline of a job passes: it ends at once where nobody runs it, else it is its owner's to stop."""
+        job_id = f"j{self.dice.randrange(JOBS)}"
+        known = self.jobs.get(job_id)
+        if known is None or not known.deadline or known.state in TERMINAL_STATES:
+            return
+        server: Any = self.queue.client
+        server.hset(KEYS.job(job_id), "deadline", 1)
+        known.overdue = True
+        self.run(calls.look(KEYS, job_id))
         self.note_cancelled()
 
     def renew(self) -> None:
@@ -198,11 +237,22 @@ class Story:
         self.note_cancelled()
 
     def time_passes(self) -> None:
-        """The lease of a running job lapses; its worker does not know."""
+        """The lease of a running job lapses, and its worker does not know; the time of a waiting one comes."""
+        delayed = [job_id for job_id, known in self.jobs.items() if known.delayed]
+        if delayed and self.dice.random() < 0.5:
+            self.comes_due(self.dice.choice(delayed))
         running = [job_id for job_id, known in self.jobs.items() if known.state == "running"]
         if running:
             lapse(self.queue, self.dice.choice(running))
             self.last = None  # a repetition comes within the time of a lease
+
+    def comes_due(self, *ids: str) -> None:
+        server: Any = self.queue.client
+        if ids:
+            server.zadd(KEYS.delayed, dict.fromkeys(ids, 1), xx=True)
+        for job_id in ids:
+            self.jobs[job_id].delayed = False
+        self.last = None
 
     def forget_scripts(self) -> None:
         client: Any = self.queue.client
@@ -238,6 +288,7 @@ class Story:
         last = Worker(self.queue, "last")
         if self.jobs:
             lapse(self.queue, *self.jobs)
+        self.comes_due(*self.jobs)
         for lease in last.lease(JOBS + 1):
             say(self.queue, lease, lease.logged + 1, f"{lease.logged + 1} ")
             assert end(self.queue, lease, lease.logged + 1, text_of(lease.logged + 1)) == "ok"
@@ -247,7 +298,9 @@ class Story:
             assert_ended_once(self.queue, job_id, known.state)
         assert last.lease(5) == []
         assert_drained(self.queue)
-        of_live_jobs = tuple(KEYS.base + kind for kind in ("jobs:", "tenants:", "leases"))
+        of_live_jobs = tuple(
+            KEYS.base + kind for kind in ("jobs:", "tenants:", "leases", "delayed", "deadlines")
+        )
         assert not [name for name in key_names(self.queue) if name.startswith(of_live_jobs)]
 
     # -- what the story knows ------------------------------------------------------------------------------------
@@ -262,12 +315,13 @@ class Story:
         return known.state == "running" and known.attempt == held.lease.attempt
 
     def note_cancelled(self) -> None:
-        """A marked job whose worker was lost may have been ended by the last call; no other may."""
+        """A marked or overdue job that nobody runs may have been ended by the last call; no other may."""
         looks = self.queue.run_all([calls.look(KEYS, job_id) for job_id in self.jobs])
         for known, state in zip(self.jobs.values(), (look.state for look in looks), strict=True):
-            if state == "cancelled" and known.state != "cancelled":
-                assert known.marked
-                known.state = "cancelled"
+            if state in ("cancelled", "expired") and known.state != state:
+                assert known.marked if state == "cancelled" else known.overdue
+                known.state = state
+                known.delayed = False
                 known.logged += 1
 
     def without_times(self) -> dict[bytes, Any]:
