@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+import redis.asyncio
 import redis.asyncio.connection as aio
 import redis.connection as sync
 from redis.backoff import NoBackoff
@@ -131,6 +132,11 @@ def finder(address: Address, key: str) -> Find | None:
         own.pop(name, None)  # the server's are not the sentinels'
     own.pop("db", None)
     return FindPrimary(address.service, address.hosts, address.transport, own)
+
+
+def is_sharded(client: redis.Redis | redis.asyncio.Redis) -> bool:
+    """Whether the client's server is a node of a cluster."""
+    return isinstance(client.connection_pool.connection_kwargs.get("find"), FindSlot)
 
 
 class _Finding:

@@ -13,6 +13,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError
 
+from broker.finding import is_sharded
 from broker.keys import Keys
 from broker.script import Arg, Call
 
@@ -25,6 +26,7 @@ class Queue:
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self.client = client
         self.keys = keys
+        self._on_cluster = is_sharded(client)
         self._execute: Callable[..., Any] = client.execute_command
 
     def run(self, call: Call[T]) -> T:
@@ -34,9 +36,9 @@ class Queue:
             redis.RedisError: the server could not be reached, or refused.
         """
         try:
-            reply = self._execute(*call.by_sha())
+            reply = self._execute(*call.by_sha(self._on_cluster))
         except NoScriptError:
-            reply = self._execute(*call.by_source())
+            reply = self._execute(*call.by_source(self._on_cluster))
         return call.read(reply)
 
     def run_all(self, calls: Sequence[Call[T]]) -> list[T]:
@@ -47,11 +49,11 @@ class Queue:
         """
         if not calls:
             return []
-        replies = self._pipeline([call.by_sha() for call in calls])
+        replies = self._pipeline([call.by_sha(self._on_cluster) for call in calls])
         if any(isinstance(reply, NoScriptError) for reply in replies):
             # All of them again, in order: a later call may have been refused for the lack of an earlier one. With
             # their sources, so that a cache emptied once more does not matter.
-            replies = self._pipeline([call.by_source() for call in calls])
+            replies = self._pipeline([call.by_source(self._on_cluster) for call in calls])
         return [call.read(checked(reply)) for call, reply in zip(calls, replies, strict=True)]
 
     def _pipeline(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:
@@ -73,25 +75,26 @@ class AsyncQueue:
     def __init__(self, client: redis.asyncio.Redis, keys: Keys) -> None:
         self.client = client
         self.keys = keys
+        self._on_cluster = is_sharded(client)
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
 
     async def run(self, call: Call[T]) -> T:
         """Run one call. Raises as `Queue.run`."""
         try:
-            reply = await self._execute(*call.by_sha())
+            reply = await self._execute(*call.by_sha(self._on_cluster))
         except NoScriptError:
-            reply = await self._execute(*call.by_source())
+            reply = await self._execute(*call.by_source(self._on_cluster))
         return call.read(reply)
 
     async def run_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Run calls in one round trip, in order. Raises as `Queue.run_all`."""
         if not calls:
             return []
-        replies = await self._pipeline([call.by_sha() for call in calls])
+        replies = await self._pipeline([call.by_sha(self._on_cluster) for call in calls])
         if any(isinstance(reply, NoScriptError) for reply in replies):
             # All of them again, in order: a later call may have been refused for the lack of an earlier one. With
             # their sources, so that a cache emptied once more does not matter.
-            replies = await self._pipeline([call.by_source() for call in calls])
+            replies = await self._pipeline([call.by_source(self._on_cluster) for call in calls])
         return [call.read(checked(reply)) for call, reply in zip(calls, replies, strict=True)]
 
     async def _pipeline(self, commands: Sequence[tuple[Arg, ...]]) -> list[Any]:

@@ -34,6 +34,13 @@ def load(name: str) -> Script:
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())
 
 
+@cache
+def sharded(script: Script) -> Script:
+    """The script as a cluster's node runs it: what it publishes goes to the subscribers of the queue's own shard."""
+    source = script.source.replace("redis.call('PUBLISH'", "redis.call('SPUBLISH'")
+    return Script(script.name, source, hashlib.sha1(source.encode()).hexdigest())
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """One run of a script. It may run twice with the same outcome: every script is written so."""
@@ -44,10 +51,12 @@ class Call(Generic[T]):
     args: tuple[Arg, ...]
     read: Callable[[Any], T]
 
-    def by_sha(self) -> tuple[Arg, ...]:
+    def by_sha(self, on_cluster: bool = False) -> tuple[Arg, ...]:
         """The command that runs the cached script."""
-        return ("EVALSHA", self.script.sha, 1, self.key, *self.args)
+        script = sharded(self.script) if on_cluster else self.script
+        return ("EVALSHA", script.sha, 1, self.key, *self.args)
 
-    def by_source(self) -> tuple[Arg, ...]:
+    def by_source(self, on_cluster: bool = False) -> tuple[Arg, ...]:
         """The command that runs the script and caches it."""
-        return ("EVAL", self.script.source, 1, self.key, *self.args)
+        script = sharded(self.script) if on_cluster else self.script
+        return ("EVAL", script.source, 1, self.key, *self.args)

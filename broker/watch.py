@@ -7,23 +7,18 @@
 The channel is fast and may lose; the log is whole. Events carry `seq`, so what was seen is dropped and what is
 missing is noticed. redis-py resubscribes a cut-off subscriber without saying so (measured: 195 of 12,721 messages
 arrived), hence every confirmation of a subscription is a reason to read the log again.
-
-On a cluster too the scripts say PUBLISH, not SPUBLISH: the cluster passes it on to every node, so a subscription is
-good on any of them, also while the queue's slot moves, when a sharded one ends without a word to redis-py's plain
-client. That costs a copy of each event on the cluster's bus, and keeps one text of each script for all set-ups.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any
 
-import redis.client
-
 from broker import calls
 from broker.calls import Look
+from broker.channel import AsyncChannel, Channel
 from broker.queue import AsyncQueue, Queue
 from protocol import JobNotFound, Result, TerminalEvent, TerminalType, TokenEvent, decode_event
 
@@ -138,11 +133,10 @@ def follow(queue: Queue, job_id: str) -> Iterator[AnyEvent]:
         redis.RedisError: the server is gone for longer than redis-py retries.
     """
     replay = Replay(job_id)
-    pubsub: Callable[[], redis.client.PubSub] = queue.client.pubsub
-    with closing(pubsub()) as channel:
-        channel.subscribe(queue.keys.tokens(job_id))
+    with closing(Channel(queue.client, queue.keys.tokens(job_id))) as channel:
+        channel.subscribe()
         while not replay.ended:
-            heard = replay.hear(channel.get_message(timeout=SILENCE_S))
+            heard = replay.hear(channel.get(SILENCE_S))
             yield from _repair(queue, replay) if heard is None else heard
 
 
@@ -157,10 +151,10 @@ def _repair(queue: Queue, replay: Replay) -> list[AnyEvent]:
 async def follow_async(queue: AsyncQueue, job_id: str) -> AsyncGenerator[AnyEvent, None]:
     """`follow`, for asyncio."""
     replay = Replay(job_id)
-    async with aclosing(queue.client.pubsub()) as channel:
-        await channel.subscribe(queue.keys.tokens(job_id))
+    async with aclosing(AsyncChannel(queue.client, queue.keys.tokens(job_id))) as channel:
+        await channel.subscribe()
         while not replay.ended:
-            heard = replay.hear(await channel.get_message(timeout=SILENCE_S))
+            heard = replay.hear(await channel.get(SILENCE_S))
             for event in await _repair_async(queue, replay) if heard is None else heard:
                 yield event
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import aclosing, closing
 from typing import Any
 
-import redis.client
-
 from broker import calls
 from broker.calls import Look
+from broker.channel import AsyncChannel, Channel
 from broker.queue import AsyncQueue, Queue
 from broker.watch import SILENCE_S
 from protocol import TERMINAL_STATES, JobNotFound, Result, is_token
@@ -24,16 +22,15 @@ def wait_for_result(queue: Queue, job_id: str, timeout_s: float | None) -> Resul
         TimeoutError: it had not ended by then.
     """
     patience = _Patience(job_id, timeout_s)
-    pubsub: Callable[[], redis.client.PubSub] = queue.client.pubsub
-    with closing(pubsub()) as channel:
-        channel.subscribe(queue.keys.tokens(job_id))
+    with closing(Channel(queue.client, queue.keys.tokens(job_id))) as channel:
+        channel.subscribe()
         while True:
             result = _ended(job_id, queue.run(calls.look(queue.keys, job_id)))
             if result is not None:
                 return result
             message: Any = None
             while not _says_look(message):
-                message = channel.get_message(timeout=patience.left_s())
+                message = channel.get(patience.left_s())
                 if message is None:
                     break
 
@@ -41,15 +38,15 @@ def wait_for_result(queue: Queue, job_id: str, timeout_s: float | None) -> Resul
 async def wait_for_result_async(queue: AsyncQueue, job_id: str, timeout_s: float | None) -> Result:
     """`wait_for_result`, for asyncio."""
     patience = _Patience(job_id, timeout_s)
-    async with aclosing(queue.client.pubsub()) as channel:
-        await channel.subscribe(queue.keys.tokens(job_id))
+    async with aclosing(AsyncChannel(queue.client, queue.keys.tokens(job_id))) as channel:
+        await channel.subscribe()
         while True:
             result = _ended(job_id, await queue.run(calls.look(queue.keys, job_id)))
             if result is not None:
                 return result
             message: Any = None
             while not _says_look(message):
-                message = await channel.get_message(timeout=patience.left_s())
+                message = await channel.get(patience.left_s())
                 if message is None:
                     break
 

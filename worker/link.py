@@ -16,10 +16,12 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import TypeVar
 
 import redis.exceptions as errors
 
+from broker.channel import AsyncChannel
 from broker.faults import in_words, passes
 from broker.queue import AsyncQueue
 from broker.script import Call
@@ -86,24 +88,21 @@ class Link:
 
     async def hints(self) -> AsyncGenerator[str, None]:
         """What is said on the queue's control channel, for ever; what is said while the server is away is missed."""
-        client: Any = self.queue.client
         while True:
-            async with client.pubsub() as channel:
+            async with aclosing(AsyncChannel(self.queue.client, self.keys.control)) as channel:
                 await self.insist(lambda: self._subscribe(channel))
                 try:
                     while True:
-                        message = await channel.get_message(ignore_subscribe_messages=True, timeout=LISTEN_S)
-                        if message is not None:
+                        message = await channel.get(LISTEN_S)
+                        if message is not None and message["type"] == "message":
                             yield message["data"].decode()
                 except (errors.RedisError, OSError) as error:
                     if not passes(error):
                         raise
 
-    async def _subscribe(self, channel: Any) -> None:
-        await channel.subscribe(self.keys.control)
-        await channel.get_message(
-            timeout=LISTEN_S
-        )  # a server that refuses says so in place of the confirmation
+    async def _subscribe(self, channel: AsyncChannel) -> None:
+        await channel.subscribe()
+        await channel.get(LISTEN_S)  # a server that refuses says so in place of the confirmation
 
     async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
         wait_s = FIRST_WAIT_S

@@ -32,10 +32,10 @@ LUA = ROOT / "broker" / "lua"
 PLAIN = {
     "worker": {"ping", "info", "exists", "eval", "evalsha", "lrange", "hdel", "subscribe"},
     "producer": {
-        *("ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe", "unsubscribe"),
+        *("ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"),
         *("xread", "mget", "del", "scan", "hget", "hsetnx"),
     },
-    "watcher": {"ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe", "unsubscribe"},
+    "watcher": {"ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"},
 }
 """Commands that the role sends itself, beside its scripts'."""
 SCRIPTS = {

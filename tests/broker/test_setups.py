@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 import redis
 
 from broker import address, calls
+from broker.channel import Channel, Message
 from broker.connection import connect, connect_async, wait_until_ready, wait_until_ready_async
 from broker.finding import LEFT_AT, FindPrimary
 from broker.keys import Keys
@@ -18,6 +20,7 @@ from broker.queue import AsyncQueue, Queue
 from broker.watch import follow, follow_async
 from protocol import BrokerUnreachable
 from tests.broker.steps import Worker, finish_call, job, tokens
+from tests.broker.test_redis_page import rules
 from tests.servers import KINDS, DebianRedisServer, RealServer, ValkeyServer, require
 from tests.setups import SERVICE, Certificates, Sentinel, cluster, home, pair, swap, until
 
@@ -159,6 +162,10 @@ def test_sentinels_that_cannot_help(hosts: str, service: str, why: str) -> None:
             asyncio.run(wait_until_ready_async(url))
 
 
+def kind_of(message: Message | None) -> str | None:
+    return None if message is None else message["type"]
+
+
 # -- a cluster ---------------------------------------------------------------------------------------------------
 
 
@@ -179,12 +186,11 @@ def test_each_queue_is_found_on_its_node_from_any_other(nodes: list[RealServer])
         queue = Queue(connect(url, keys), keys)
         whole_way(queue, "j")
         assert asyncio.run(watched(url, keys, "j")) == [1, 2]
-        with queue.client.pubsub() as channel:
-            hear: Any = channel.get_message
-            channel.subscribe(keys.tokens("k"))
-            assert hear(timeout=5.0)["type"] == "subscribe"
+        with closing(Channel(queue.client, keys.tokens("k"))) as channel:
+            channel.subscribe()
+            assert kind_of(channel.get(5.0)) == "ssubscribe"
             whole_way(queue, "k")
-            assert hear(timeout=5.0)["data"] == queue.client.lindex(keys.log("k"), 0)
+            assert channel.get(5.0)["data"] == queue.client.lindex(keys.log("k"), 0)
         queue.close()
         with redis.Redis.from_url(nodes[home(nodes, keys)].url) as client:
             assert client.exists(keys.result("j"))
@@ -199,14 +205,48 @@ def test_a_slot_that_has_moved_is_followed(nodes: list[RealServer]) -> None:
     queue = Queue(connect(f"redis+cluster://127.0.0.1:{nodes[source].port}", keys), keys)
     assert queue.run(calls.status(keys)).waiting == 0
     slot = redis.cluster.key_slot(keys.meta.encode())
+    channel = Channel(queue.client, keys.tokens("j"))
+    channel.subscribe()
+    assert kind_of(channel.get(5.0)) == "ssubscribe"
     with redis.Redis.from_url(nodes[target].url) as new, redis.Redis.from_url(nodes[source].url) as old:
         clients: list[Any] = [new, old]
         name = clients[0].execute_command("CLUSTER", "MYID")
         for client in clients:
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+    assert [kind_of(channel.get(5.0)) for _ in range(2)] == ["sunsubscribe", "ssubscribe"]
     whole_way(queue, "j")
+    assert channel.get(5.0)["data"] == queue.client.lindex(keys.log("j"), 0)
     with redis.Redis.from_url(nodes[target].url) as client:
         assert client.exists(keys.result("j"))
+    channel.close()
+    queue.close()
+
+
+def test_users_with_the_least_rights_on_a_cluster(nodes: list[RealServer]) -> None:
+    """The page's lines for a worker and a producer, with the sharded commands."""
+    names = {name for role in ("worker", "producer") for name in rules()[role] if name.startswith("+")}
+    names = names - {"+publish", "+subscribe"} | {"+spublish", "+ssubscribe"}
+    for node in nodes:
+        with redis.Redis.from_url(node.url) as client:
+            execute: Any = client.execute_command
+            execute(
+                "ACL",
+                "SETUSER",
+                "u",
+                "on",
+                ">p",
+                "resetkeys",
+                "~ms:*",
+                "resetchannels",
+                "&ms:*",
+                "-@all",
+                *names,
+            )
+    keys = Keys("guarded")
+    url = f"redis+cluster://u:p@127.0.0.1:{nodes[(home(nodes, keys) + 1) % 3].port}"
+    wait_until_ready(url, 0.0, keys)
+    queue = Queue(connect(url, keys), keys)
+    whole_way(queue, "j")
     queue.close()
 
 
