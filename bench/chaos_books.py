@@ -177,15 +177,26 @@ def _begins(whole: Choice, part: Choice) -> bool:
     return whole.text.startswith(part.text) and whole.token_ids[: len(part.token_ids)] == part.token_ids
 
 
-def longest_pause(streams: Iterable[Stream]) -> tuple[float, str]:
-    """The most seconds between two events that somebody watched live, and of which job."""
-    pauses = [
-        (later - earlier, stream.job_id)
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long somebody who watched live heard nothing, between two events of a job."""
+
+    seconds: float
+    job_id: str
+    after_seq: int
+    at: float
+    """When it began, in seconds since the run began."""
+
+
+def longest_pause(streams: Iterable[Stream]) -> Pause | None:
+    """The longest of all; None where nobody heard two events."""
+    pauses = (
+        Pause(later - earlier, stream.job_id, event.seq, earlier)
         for stream in streams
         if stream.watch == "live"
-        for earlier, later in pairwise(stream.arrivals)
-    ]
-    return max(pauses, default=(0.0, "-"))
+        for (earlier, later), event in zip(pairwise(stream.arrivals), stream.events, strict=False)
+    )
+    return max(pauses, key=lambda pause: pause.seconds, default=None)
 
 
 # -- results ---------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Outcome:
 def tables(outcome: Outcome) -> str:
     """Books, ends and disturbances."""
     counts = Counter(fault.kind for fault in outcome.faults)
-    pause, job_id = longest_pause(outcome.people.streams)
+    pause = longest_pause(outcome.people.streams)
     watched = sum(account.plan.watch is not None for account in outcome.accounts)
     head = ["jobs", "watched", *FAULT_KINDS, "near ties", "longest pause, s", "seconds"]
     row = [
@@ -78,7 +78,7 @@ def tables(outcome: Outcome) -> str:
         f"{watched:,}",
         *(str(counts[kind]) for kind in FAULT_KINDS),
         str(counts["near tie"]),
-        f"{pause:.1f} ({job_id})",
+        "-" if pause is None else f"{pause.seconds:.1f}",
         f"{outcome.seconds:.0f}",
     ]
     parts = [outcome.setting, results.table(head, [row]), _table("ended as", _ends(outcome.accounts))]
@@ -105,7 +105,7 @@ def _table(name: str, counts: Iterable[tuple[str, int]]) -> str:
 
 
 def histories(outcome: Outcome) -> str:
-    """Each fault, and under it what became of its job."""
+    """Each fault, what became of its job, and how the longest pause came about."""
     lines = [f"{fault.kind}: {fault.job_id}: {fault.what}" for fault in outcome.faults[:MOST_TOLD]]
     if more := len(outcome.faults) - MOST_TOLD:
         lines += [f"and {more} faults more"] if more > 0 else []
@@ -113,6 +113,11 @@ def histories(outcome: Outcome) -> str:
     for job_id in dict.fromkeys(fault.job_id for fault in outcome.faults[:MOST_TOLD]):
         if job_id in accounts:
             lines += ["", *_history(outcome, accounts[job_id])]
+    if (pause := longest_pause(outcome.people.streams)) is not None:
+        lines.append(
+            f"\nThe longest pause, {pause.seconds:.1f} s from {pause.at:.1f} s on, after event {pause.after_seq}:"
+        )
+        lines += _history(outcome, accounts[pause.job_id])
     return "\n".join(lines)
 
 

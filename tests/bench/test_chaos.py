@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import chaos
-from bench.chaos_books import Account, Stream, judge, longest_pause
+from bench.chaos_books import Account, Pause, Stream, judge, longest_pause
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans
 from bench.chaos_proxy import Proxy
 from bench.chaos_referee import leaked
@@ -187,9 +187,10 @@ def test_a_leaked_key_is_found() -> None:
 
 
 def test_the_longest_pause_is_that_of_a_live_watcher() -> None:
-    live = Stream("a", "live", arrivals=[1.0, 1.5, 4.0])
-    assert longest_pause([live, Stream("b", "slow", arrivals=[0.0, 9.0])]) == (2.5, "a")
-    assert longest_pause([]) == (0.0, "-")
+    live = Stream("a", "live", events()[:3], [1.0, 1.5, 4.0])
+    slow = Stream("b", "slow", events()[:2], [0.0, 9.0])
+    assert longest_pause([live, slow]) == Pause(2.5, "a", 2, 1.5)
+    assert longest_pause([slow]) is None
 
 
 @pytest.mark.parametrize("draw", [dry_run_plans, model_plans])
