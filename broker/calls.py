@@ -229,6 +229,35 @@ def publish(
     return Call(load("publish"), keys.meta, (keys.base, job_id, attempt, first_seq, *events), read)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a job that a worker holds."""
+
+    id: str
+    attempt: int
+    state: TerminalState
+    result: bytes
+    first_seq: int
+    events: Sequence[bytes]
+    """Its last events, the terminal one included."""
+    dead_reason: str = ""
+    """What its dead letter says; empty: it gets none."""
+
+
+def finish_all(keys: Keys, endings: Sequence[Ending]) -> Call[list[Finished]]:
+    """End jobs, with everything that goes with the end; an answer for each. No job may stand there twice."""
+    args: list[Arg] = [keys.base]
+    for one in endings:
+        args += (one.id, one.attempt, one.state, one.result, one.dead_reason, one.first_seq, len(one.events))
+        args += one.events
+
+    def read(reply: list[Any]) -> list[Finished]:
+        answers: list[Any] = [_text(answer) for answer in reply]
+        return answers
+
+    return Call(load("finish"), keys.meta, tuple(args), read)
+
+
 def finish(
     keys: Keys,
     job_id: str,
@@ -239,14 +268,9 @@ def finish(
     events: Sequence[bytes],
     dead_reason: str = "",
 ) -> Call[Finished]:
-    """End a job: its last events, the terminal one included, its result, and everything that goes with the end."""
-    args: tuple[Arg, ...] = (keys.base, job_id, attempt, state, result, dead_reason, first_seq, *events)
-
-    def read(reply: Any) -> Finished:
-        answer: Finished = reply.decode()
-        return answer
-
-    return Call(load("finish"), keys.meta, args, read)
+    """End one job; as `finish_all`."""
+    call = finish_all(keys, [Ending(job_id, attempt, state, result, first_seq, events, dead_reason)])
+    return Call(call.script, call.key, call.args, lambda reply: call.read(reply)[0])
 
 
 def release(keys: Keys, worker: str, handed: Sequence[Handback]) -> Call[int]:

@@ -1,20 +1,39 @@
--- End a job: unpublished events logged, result stored, entry acknowledged and deleted, completion announced.
--- ARGV: base, id, attempt, state, result, reason for the dead letter ('' none), seq of the first event, events...
--- Reply: 'ok' | 'lost' | 'gap'
+-- End jobs: unpublished events logged, result stored, entry acknowledged and deleted, completion announced.
+-- ARGV: base, then for each job: id, attempt, state, result, reason for the dead letter ('' none), seq of the first
+--       event, how many events, the events. No job stands there twice.
+-- Reply: for each 'ok' | 'lost' | 'gap'
 -- Again: the attempt that ended the job is answered 'ok' once more; any other attempt 'lost'.
-local id, attempt, state = ARGV[2], ARGV[3], ARGV[4]
-local f = redis.call('HMGET', job_key(id), 'state', 'attempt')
-if f[2] ~= attempt then return 'lost' end
-if f[1] == state then return 'ok' end
-if f[1] ~= 'running' then return 'lost' end
-local events = {}
-for i = 8, #ARGV do events[i - 7] = ARGV[i] end
-local _, whole = append_events(id, tonumber(ARGV[7]), events)
-if not whole then return 'gap' end
-if ARGV[6] ~= '' then
-  local known = redis.call('HMGET', job_key(id), 'payload', 'worker')
-  redis.call('HSET', job_key(id), 'letter', redis.call('XADD', dead, '*', 'id', id, 'reason', ARGV[6], 'raw', known[1] or '',
-    'attempt', attempt, 'worker', known[2]))
+local replies, ended = {}, {}
+
+-- The answer for one job; what ends now goes on the list, its events are logged.
+local function ending(one)
+  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt')
+  if f[2] ~= one.attempt then return 'lost' end
+  if f[1] == one.state then return 'ok' end
+  if f[1] ~= 'running' then return 'lost' end
+  local logged, whole = logged_before(one.id, one.first)
+  if not whole then return 'gap' end
+  push_events(one.id, logged, one.first, one.events)
+  ended[#ended + 1] = one
+  return 'ok'
 end
-end_job(id, state, ARGV[5], server_ms())
-return 'ok'
+
+local function add_letter(id, attempt, reason)
+  local f = redis.call('HMGET', job_key(id), 'payload', 'worker')
+  redis.call('HSET', job_key(id), 'letter', redis.call('XADD', dead, '*', 'id', id, 'reason', reason, 'raw', f[1] or '',
+    'attempt', attempt, 'worker', f[2]))
+end
+
+local at = 2
+while at <= #ARGV do
+  local last = at + 6 + tonumber(ARGV[at + 6])
+  local one = {id = ARGV[at], attempt = ARGV[at + 1], state = ARGV[at + 2], result = ARGV[at + 3],
+    reason = ARGV[at + 4], first = tonumber(ARGV[at + 5]), events = {unpack(ARGV, at + 7, last)}}
+  replies[#replies + 1] = ending(one)
+  at = last + 1
+end
+for _, one in ipairs(ended) do
+  if one.reason ~= '' then add_letter(one.id, one.attempt, one.reason) end
+end
+if #ended > 0 then end_jobs(ended, server_ms()) end
+return replies

@@ -11,14 +11,23 @@ local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
 local granted, granted_bytes = {}, 0
 
--- A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
-local function describe(id)
-  local f = redis.call('HMGET', job_key(id), 'attempt', 'crashes', 'started', 'payload', 'deadline', 'retries',
-    'max_retries')
-  local payload = f[4] or ''
-  granted_bytes = granted_bytes + #payload
-  return {id, tonumber(f[1]), tonumber(f[2]), redis.call('LLEN', base .. 'log:' .. id), tonumber(f[3]), now, payload,
-    tonumber(f[5] or 0), tonumber(f[6] or 0), tonumber(f[7] or -1)}
+-- What is known of a job, in one read; nothing where somebody put another type in its place, so that no entry can stop
+-- the queue. A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
+local function read_job(id)
+  local f = redis.pcall('HMGET', job_key(id), 'state', 'cancel', 'worker', 'attempt', 'crashes', 'started', 'payload',
+    'deadline', 'retries', 'max_retries', 'priority', 'tenant', 'entry')
+  if f.err then return {} end
+  return {state = f[1], cancel = f[2], worker = f[3], attempt = tonumber(f[4]), crashes = tonumber(f[5]),
+    started = tonumber(f[6]), payload = f[7] or '', deadline = tonumber(f[8] or 0), retries = tonumber(f[9] or 0),
+    max_retries = tonumber(f[10] or -1), priority = f[11], tenant = f[12], entry = f[13]}
+end
+
+-- Nobody has logged anything of a first attempt.
+local function describe(id, known)
+  granted_bytes = granted_bytes + #known.payload
+  local logged = known.attempt > 1 and redis.call('LLEN', base .. 'log:' .. id) or 0
+  return {id, known.attempt, known.crashes, logged, known.started, now, known.payload, known.deadline, known.retries,
+    known.max_retries}
 end
 
 -- How long until something falls due. Not what is due already: a paused queue would be asked again and again.
@@ -37,9 +46,9 @@ if last then
   if said.number == number then
     local again = {}
     for _, grant in ipairs(said.grants) do
-      local f = redis.call('HMGET', job_key(grant[1]), 'state', 'worker', 'attempt')
-      if f[1] == 'running' and f[2] == worker and tonumber(f[3]) == grant[2] then
-        again[#again + 1] = describe(grant[1])
+      local known = read_job(grant[1])
+      if known.state == 'running' and known.worker == worker and known.attempt == grant[2] then
+        again[#again + 1] = describe(grant[1], known)
       end
     end
     return {again, #again < count and next_ms() or -1}
@@ -50,69 +59,63 @@ local function has_room()
   return #granted < count and granted_bytes < MOST_BYTES and events_read <= MOST_EVENTS
 end
 
-local function grant(id)
-  local job = job_key(id)
-  redis.call('HINCRBY', job, 'attempt', 1)
-  redis.call('HSET', job, 'state', 'running', 'worker', worker)
-  redis.call('HSETNX', job, 'started', now)
+local function grant(id, known)
+  known.attempt, known.started = known.attempt + 1, known.started or now
+  redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
+    'started', known.started)
   redis.call('ZADD', leases, now + lease_ms, id)
-  granted[#granted + 1] = describe(id)
+  granted[#granted + 1] = describe(id, known)
 end
 
--- Fields of a job; none where somebody put another type in its place, so that no entry can stop the queue.
-local function fields_of(id, ...)
-  local f = redis.pcall('HMGET', job_key(id), ...)
-  return f.err and {} or f
-end
+local function overdue(id, known) return known.deadline > 0 and known.deadline <= now and expire(id, now) end
 
 local function reclaim()
   local lapsed = redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, count)
   for _, id in ipairs(lapsed) do
     if not has_room() then break end
-    local f = fields_of(id, 'state', 'cancel', 'priority', 'tenant', 'entry')
-    if not f[1] or TERMINAL[f[1]] then
+    local known = read_job(id)
+    if not known.state or TERMINAL[known.state] then
       redis.call('ZREM', leases, id)
-    elseif f[2] then
+    elseif known.cancel then
       cancel_unowned(id, 'cancelled after its worker was lost', now)
-    elseif not expire(id, now) then
-      redis.pcall('XCLAIM', stream_key(f[3], f[4]), GROUP, worker, 0, f[5], 'JUSTID')
-      grant(id)
+    elseif not overdue(id, known) then
+      redis.pcall('XCLAIM', stream_key(known.priority, known.tenant), GROUP, worker, 0, known.entry, 'JUSTID')
+      grant(id, known)
     end
   end
   return #lapsed == count
 end
 
--- One undelivered entry of a stream, or nil. The group is made again (from the start) if it is gone.
-local function read_entry(stream)
-  local read = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', stream, '>')
+-- Undelivered entries of a stream. The group is made again (from the start) if it is gone.
+local function read_entries(stream, most)
+  local read = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', most, 'STREAMS', stream, '>')
   if type(read) == 'table' and read.err then
-    if redis.call('TYPE', stream).ok ~= 'stream' then return nil end
+    if redis.call('TYPE', stream).ok ~= 'stream' then return {} end
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0')
-    read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', 1, 'STREAMS', stream, '>')
+    read = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', most, 'STREAMS', stream, '>')
   end
-  if not read or not read[1] then return nil end
-  return read[1][2][1]
+  return read and read[1] and read[1][2] or {}
 end
 
--- Take one entry off a stream: grant its job, or clear away what is no job. False when the stream has none.
-local function take(priority, tenant)
-  local entry = read_entry(stream_key(priority, tenant))
-  if not entry then return false end
+-- Grant an entry's job, or clear away what is no job. An entry that was read is delivered, so a job for which there is
+-- no room any more is put with those that were handed back.
+local function settle(priority, tenant, entry)
   local fields, id = entry[2] or {}, nil
   for i = 1, #fields, 2 do
     if fields[i] == 'id' then id = fields[i + 1] end
   end
-  local f = id and fields_of(id, 'state', 'cancel', 'entry')
-  if not f or not f[1] then
+  local known = id and read_job(id)
+  if not known or not known.state then
     redis.call('XADD', dead, '*', 'id', id or '', 'reason', id and 'lost_payload' or 'not_a_job',
       'raw', string.sub(cjson.encode(fields), 1, MOST_RAW))
-    drop_entry(priority, tenant, entry[1])
-  elseif f[1] ~= 'queued' or f[3] ~= entry[1] then
-    drop_entry(priority, tenant, entry[1]) -- an entry somebody copied: its job has one of its own
-  elseif not expire(id, now) then
-    grant(id)
+    drop_entries(priority, tenant, {entry[1]})
+  elseif known.state ~= 'queued' or known.entry ~= entry[1] then
+    drop_entries(priority, tenant, {entry[1]}) -- an entry somebody copied: its job has one of its own
+  elseif not has_room() then
+    redis.call('ZADD', leases, 0, id)
+  elseif not overdue(id, known) then
+    grant(id, known)
   end
-  return true
 end
 
 -- Of every 8 picks, one looks at the low priority first and one at the normal one: a guaranteed share.
@@ -123,22 +126,46 @@ local function order_of(pick)
   return ORDER.high
 end
 
--- One pick: the first priority with work, its tenant with the least virtual time. False when there is no work.
-local function pick(number_of_pick)
+-- Picks in a row: the first priority with work, its tenant with the least virtual time. Up to `most` where they are
+-- certain to be the same tenant's, since no other waits. Returns how many entries were taken; 0 when there is no work.
+local function pick(number_of_pick, most)
   for _, priority in ipairs(order_of(number_of_pick)) do
     local tenants = base .. 'tenants:' .. priority
     local first = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
     while first[1] do
-      if take(priority, first[1]) then
-        redis.call('HSET', meta, 'vt:' .. priority, first[2])
-        redis.call('ZADD', tenants, 'XX', first[2] + cost_of(first[1]), first[1])
-        return true
+      local tenant, virtual_time, cost = first[1], first[2], cost_of(first[1])
+      local entries = read_entries(stream_key(priority, tenant), most)
+      if #entries > 0 then
+        redis.call('HSET', meta, 'vt:' .. priority, virtual_time + (#entries - 1) * cost)
+        redis.call('ZADD', tenants, 'XX', virtual_time + #entries * cost, tenant)
+        for _, entry in ipairs(entries) do settle(priority, tenant, entry) end
+        return #entries
       end
-      redis.call('ZREM', tenants, first[1])
+      redis.call('ZREM', tenants, tenant)
       first = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
     end
   end
-  return false
+  return 0
+end
+
+local function tenants_waiting()
+  local number = 0
+  for priority in pairs(ORDER) do number = number + redis.call('ZCARD', base .. 'tenants:' .. priority) end
+  return number
+end
+
+-- Grant what there is room for. Returns whether there may be more.
+local function grant_new()
+  local from = redis.call('HINCRBY', meta, 'picks', 0) -- refused where memory is full; reading an entry is not
+  local picks, limit = from, from + count + MOST_CLEARED
+  local alone = tenants_waiting() == 1
+  while has_room() and picks < limit do
+    local taken = pick(picks, alone and count - #granted or 1)
+    if taken == 0 then break end
+    picks = picks + taken
+  end
+  if picks > from then redis.call('HSET', meta, 'picks', picks) end
+  return picks >= limit or not has_room()
 end
 
 release_due(now)
@@ -146,12 +173,7 @@ expire_overdue(now)
 local more = false
 if redis.call('HGET', meta, 'paused') ~= '1' then
   more = reclaim()
-  local picks = redis.call('HINCRBY', meta, 'picks', 0) -- refused where memory is full; reading an entry is not
-  local from = picks
-  local limit = from + count + MOST_CLEARED
-  while has_room() and picks < limit and pick(picks) do picks = picks + 1 end
-  if picks > from then redis.call('HSET', meta, 'picks', picks) end
-  more = more or picks == limit or not has_room()
+  more = grant_new() or more
 end
 local falls_due = -1
 if #granted < count then

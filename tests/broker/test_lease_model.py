@@ -86,34 +86,49 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "the attempt stands still": (
         "lease",
-        "redis.call('HINCRBY', job, 'attempt', 1)",
-        "",
+        "known.attempt + 1, known.started",
+        "known.attempt, known.started",
         "be ended any more",
     ),
     "a repeated event is logged twice": (
         "publish",
-        "logged - first + 2, #events",
-        "1, #events",
+        "first > logged and events or",
+        "true and events or",
         "dropped or doubled",
     ),
     "a repeated finish is refused": (
         "finish",
-        "if f[1] == state then return 'ok' end",
+        "if f[1] == one.state then return 'ok' end",
         "",
         "a repeated one refused",
     ),
     "a repeated lease is forgotten": ("lease", "said.number == number", "false", "not what is still held"),
-    "the counts are kept": ("finish", "redis.call('HINCRBY', meta, 'entries', -1)", "", "counts are wrong"),
+    "the counts are kept": (
+        "finish",
+        "redis.call('HINCRBY', meta, 'entries', -#ids)",
+        "",
+        "counts are wrong",
+    ),
     "the log has no expiry": ("finish", "redis.call('PEXPIRE', base .. 'log:' .. id, ttl)", "", "log:a"),
-    "the lease outlives the job": ("finish", "redis.call('ZREM', leases, id)", "", "leases"),
-    "the run is not told": ("finish", "if f[6] and f[6] ~= '' then", "if false then", "run was not told"),
-    "the entry stays": ("finish", "drop_entry(f[1], f[2], f[3])", "", "jobs:normal:default"),
+    "the lease outlives the job": (
+        "finish",
+        "{leases, delayed, deadlines}) do redis.call('ZREM'",
+        "{delayed, deadlines}) do redis.call('ZREM'",
+        "leases",
+    ),
+    "the run is not told": ("finish", "if run and run ~= '' then", "if false then", "run was not told"),
+    "the entry stays": (
+        "finish",
+        "drop_entries(line.priority, line.tenant, line.entries)",
+        "",
+        "jobs:normal:default",
+    ),
 }
 """Which script, what is taken out of it, what stands there instead, and how it is found out."""
 FAULTS_FOUND_LATE: dict[str, tuple[str, str, str, str]] = {
     "a zombie may finish": (
         "finish",
-        "if f[2] ~= attempt then return 'lost' end",
+        "if f[2] ~= one.attempt then return 'lost' end",
         "",
         "a zombie's end was taken",
     ),
@@ -143,7 +158,7 @@ FAULTS_FOUND_LATE: dict[str, tuple[str, str, str, str]] = {
     ),
     "a marked job is leased again": (
         "lease",
-        "elseif f[2] then",
+        "elseif known.cancel then",
         "elseif false then",
         "granted though it was cancelled",
     ),

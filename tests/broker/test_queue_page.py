@@ -210,7 +210,7 @@ def test_each_transition_is_what_the_script_does(queue: Queue, row: tuple[str, s
 
 CHANGES = re.compile(
     r"HSET', job[^\n]*'state'|DEL', job_key"
-    r"|\b(begin_life|end_job|end_unowned|cancel_unowned|expire|expire_overdue|release_due)\("
+    r"|\b(begin_life|end_jobs|end_unowned|cancel_unowned|expire|expire_overdue|release_due)\("
 )
 
 
