@@ -188,6 +188,10 @@ def _diagnose(error: Exception) -> _Fault:
             )
         case redis.BusyLoadingError():
             return _Fault("it is still loading its data", "Try again in a moment.", may_pass=True)
+        case redis.OutOfMemoryError():
+            return _Fault(
+                f"its memory is full ({error})", "Raise its maxmemory, or delete results.", may_pass=True
+            )
         case redis.ReadOnlyError():
             return _Fault("it is a replica", "Name its primary, or its sentinels.", may_pass=True)
         case redis_errors.ClusterDownError():

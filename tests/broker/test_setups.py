@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from broker.connection import connect, connect_async, wait_until_ready, wait_unt
 from broker.finding import LEFT_AT, FindPrimary
 from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
+from broker.script import Script, sharded
 from broker.watch import follow, follow_async
 from protocol import BrokerUnreachable
 from tests.broker.steps import Worker, finish_call, job, tokens
-from tests.broker.test_redis_page import rules
+from tests.broker.test_redis_page import LUA, rules
 from tests.servers import KINDS, DebianRedisServer, RealServer, ValkeyServer, require
 from tests.setups import SERVICE, Certificates, Sentinel, cluster, home, pair, swap, until
 
@@ -220,6 +222,12 @@ def test_a_slot_that_has_moved_is_followed(nodes: list[RealServer]) -> None:
         assert client.exists(keys.result("j"))
     channel.close()
     queue.close()
+
+
+@pytest.mark.parametrize("path", sorted(LUA.glob("*.lua")), ids=lambda path: path.stem)
+def test_a_script_on_a_cluster_publishes_to_its_shard_alone(path: Path) -> None:
+    script = Script(path.stem, path.read_text(), "")
+    assert sharded(script).source.count("'SPUBLISH'") == script.source.count("PUBLISH")
 
 
 def test_users_with_the_least_rights_on_a_cluster(nodes: list[RealServer]) -> None:
