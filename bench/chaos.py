@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import get_args
 
 from bench.chaos_books import Account, Fault, judge
-from bench.chaos_clients import People
+from bench.chaos_clients import People, cancel
 from bench.chaos_disturbances import ACTS, Field, Schedule
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans, undisturbed
 from bench.chaos_processes import Fleet, Fsync, Server, ServerKind, worker_command
@@ -182,7 +182,7 @@ async def run(part: Part, setting: Setting, folder: Path) -> Outcome:
         await _ready(stage.fleet)
         await _disturbed(part, setting, stage)
         await stage.people.leave(WATCHERS_CALM_S)
-        keeping.cancel()
+        await cancel([keeping])
         await stage.fleet.stop(READY_S)
         accounts = [
             await _account(plan, expected[plan.id], stage)
@@ -193,7 +193,7 @@ async def run(part: Part, setting: Setting, folder: Path) -> Outcome:
         faults += await stage.referee.dead_letter_faults(accounts)
         await stage.referee.collect()
         faults += await stage.referee.left()
-        reading.cancel()
+        await cancel([reading])
     faults += [Fault("stray", "-", stray) for stray in stage.fleet.strays]
     seconds = time.monotonic() - began
     words = _in_words(part, setting)
@@ -236,9 +236,11 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
             await submitting
             while people.open:
                 await people.an_end(LOOK_AGAIN_S)
-    for task in (submitting, disturbing):
-        task.cancel()
-        await asyncio.wait([task])
+    await cancel([submitting])
+    disturbing.cancel()
+    await asyncio.wait([disturbing])
+    if not disturbing.cancelled():
+        disturbing.result()
     with suppress(TimeoutError):
         async with asyncio.timeout(CALM_S):
             while people.open:

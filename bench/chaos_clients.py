@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
@@ -22,6 +22,15 @@ SUBMIT_AT_ONCE = 10
 LOOK_AGAIN_S = 0.1
 SLOW_S = (0.02, 0.15)
 """What a slow watcher does after each event."""
+
+
+async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they are gone: on Python 3.11 redis-py may swallow one that meets the end of a send."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=LOOK_AGAIN_S)
 
 
 class People:
@@ -79,9 +88,7 @@ class People:
         """Wait for watchers that have not seen the end yet; who is still there after that has a complaint."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=patience_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancel(late)
             for task in set(self._tasks) - late:
                 task.result()
 

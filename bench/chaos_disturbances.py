@@ -207,7 +207,7 @@ async def stop_worker(field: Field, rng: random.Random) -> str | None:
 
 async def make_zombie(field: Field, rng: random.Random) -> str | None:
     """SIGSTOP and SIGCONT to the parent, for longer than a lease: it wakes up with jobs that others have."""
-    return await _stop_worker(field, rng, rng.uniform(1.5, 2.0) * field.lease_s + 1.0)
+    return await _stop_worker(field, rng, rng.uniform(1.3, 1.8) * field.lease_s + 0.5)
 
 
 async def _stop_worker(field: Field, rng: random.Random, seconds: float) -> str | None:
