@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from engine.attention import Scores, attend_rows
-from engine.fused_kernels import Norm, add_normed, gated, normed, split_rotated
+from engine.fused_ops import Norm, add_normed, gate, normed, split
+from engine.panel_steps import PanelSteps, fit
 
 
 class FusedLayer(nn.Module):
@@ -40,6 +41,19 @@ class FusedLayer(nn.Module):
         self._scores = scores
         self.rotated = True
         """Whether queries and keys are given positions; some layers of some models have none."""
+        self._steps: PanelSteps | None = None
+
+    @property
+    def has_panels(self) -> bool:
+        """Whether it is computed by `PanelSteps`."""
+        return self._steps is not None
+
+    def settle(self) -> None:
+        """To be called once the linear layers are what they will be."""
+        linears = [self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj]
+        if fit(linears, self._head_dim):
+            norms = [self._input_norm, *self._head_norms, self._mlp_norm]
+            self._steps = PanelSteps(linears, norms, self._kv_heads, self._head_dim)
 
     def forward(
         self, hidden_states: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
@@ -49,13 +63,16 @@ class FusedLayer(nn.Module):
         Args:
             position_embeddings: cosines and sines, `[1, T, R]` each.
         """
-        hidden = hidden_states[0]
+        hidden = hidden_states[0].contiguous()
         cos, sin = (part[0] if self.rotated else part[0, :, :0] for part in position_embeddings)
+        if self._steps is not None:
+            rows = self._steps.before(hidden, cos, sin)
+            return self._steps.after(hidden, attend_rows(self, *rows, self._scores))[None]
         qkv = self.qkv_proj(normed(hidden, self._input_norm))
-        query, key, value = split_rotated(qkv, cos, sin, self._head_norms, self._kv_heads, self._head_dim)
+        query, key, value = split(qkv, cos, sin, self._head_norms, self._kv_heads, self._head_dim)
         attended = attend_rows(self, query, key, value, self._scores)
         total, inputs = add_normed(hidden, self.o_proj(attended.flatten(1)), self._mlp_norm)
-        return total.add_(self.down_proj(gated(self.gate_up_proj(inputs))))[None]
+        return total.add_(self.down_proj(gate(self.gate_up_proj(inputs))))[None]
 
 
 def merged(linears: list[nn.Linear]) -> nn.Linear:

@@ -69,6 +69,13 @@ def fuse_layers(
     return fused
 
 
+def settle_layers(model: nn.Module) -> None:
+    """Tell fused layers that the linear layers are packed."""
+    for module in model.modules():
+        if isinstance(module, FusedLayer):
+            module.settle()
+
+
 def has_shape(layer: Any) -> bool:
     """Whether a decoder layer has the modules of Llama's, maybe norms of its heads, and no others."""
     if {name for name, _ in layer.named_children()} != _LAYER:

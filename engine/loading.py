@@ -17,7 +17,7 @@ from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend
 from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
-from engine.fusion import fuse_layers
+from engine.fusion import fuse_layers, settle_layers
 from engine.grammar import Grammars
 from engine.int8_linear import with_int8_linears
 from engine.interface import Chunk
@@ -163,6 +163,7 @@ def load_runner(
             weights = with_int8_linears(weights, one_pass(runner))
         room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
         pack_linears(net, one_pass(runner), linear_kind(net, room))
+        settle_layers(net)
     compiled = compile_layers(net, layers) if wanted else False
     with compile_clock() as warming, _part(parts, "warm-up", warming):
         warm_up(runner)

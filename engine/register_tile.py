@@ -1,6 +1,6 @@
 """The innermost loop of a matrix product, in LLVM's instructions: what is to stay in registers no Python can say.
 
-    out[r, n] = start[r, n] + sum over k of x[r, k] * w[n, k]         R rows, P panels of 16 outputs
+    out[r, n] = sum over k of x[r, k] * w[n, k], plus[r, n] added at last         R rows, P panels of 16 outputs
 
     one k    a panel's 8 words of two bfloat16 numbers --> 2 vectors of 8 float32: word << 16, word & 0xFFFF0000
              one number of each row                    --> a vector of 8 times that number
@@ -34,7 +34,7 @@ def register_tile(rows: int, panels: int) -> Any:
     """A function of a kernel that computes `rows` rows of `panels` panels.
 
     It takes the address of the rows and how many numbers lie from one to the next, the address of the panels and how
-    many bytes, the length of k (at least 1), and as for the rows those of `start` (may be `out`) and of `out`; last
+    many bytes, the length of k (at least 1), and as for the rows those of `plus` (may be `out`) and of `out`; last
     an address and how many bytes it moves with each k: what lies there is brought into the cache.
     """
 
@@ -46,8 +46,8 @@ def register_tile(rows: int, panels: int) -> Any:
         _w: Any,
         _w_step: Any,
         _length: Any,
-        _start: Any,
-        _start_step: Any,
+        _plus: Any,
+        _plus_step: Any,
         _out: Any,
         _out_step: Any,
         _ahead: Any,
@@ -56,9 +56,8 @@ def register_tile(rows: int, panels: int) -> Any:
         return types.void(*[types.intp] * 11), _generate
 
     def _generate(context: Any, build: Any, _signature: Any, arguments: Any) -> Any:
-        x, x_step, w, w_step, length, start, start_step, out, out_step, ahead, ahead_step = arguments
+        x, x_step, w, w_step, length, plus, plus_step, out, out_step, ahead, ahead_step = arguments
         places = list(product(range(rows), range(2 * panels)))
-        begun = [build.load(_sums(build, start, start_step, *place), align=4) for place in places]
         lines = [build.add(x, build.mul(x_step, _INT(4 * row))) for row in range(rows)]
         words = [build.add(w, build.mul(w_step, _INT(panel))) for panel in range(panels)]
         before = build.block
@@ -75,16 +74,28 @@ def register_tile(rows: int, panels: int) -> Any:
         next_k = build.add(k, _INT(1))
         k.add_incoming(_INT(0), before)
         k.add_incoming(next_k, loop)
-        for sum_, first, new in zip(sums, begun, added, strict=True):
-            sum_.add_incoming(first, before)
+        for sum_, new in zip(sums, added, strict=True):
+            sum_.add_incoming(ir.Constant(_FLOATS, [0.0] * _LANES), before)
             sum_.add_incoming(new, loop)
         build.cbranch(build.icmp_signed("<", next_k, length), loop, end)
         build.position_at_end(end)
         for place, new in zip(places, added, strict=True):
-            build.store(new, _sums(build, out, out_step, *place), align=4)
+            more = build.load(_sums(build, plus, plus_step, *place), align=4)
+            build.store(build.fadd(new, more), _sums(build, out, out_step, *place), align=4)
         return context.get_dummy_value()
 
     return tile
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stay_apart(_typing: Any) -> Any:
+    """Keeps the function that calls it from being copied into its callers, which would take seconds to compile."""
+
+    def generate(context: Any, build: Any, _signature: Any, _arguments: Any) -> Any:
+        build.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def _pointer(build: Any, address: Any, kind: Any) -> Any:

@@ -42,20 +42,25 @@ class HalvedLinear(PackedLinear):
         """See `PackedLinear.pack`."""
         self.panels = pack_panels(weight.numpy()) if is_bfloat16(weight) else None
         if self.panels is not None:
-            self.start = np.zeros(len(self.panels) * PANEL, np.float32)
+            self.plus = np.zeros(len(self.panels) * PANEL, np.float32)
             if self.bias is not None:
-                self.start[: self.out_features] = self.bias.detach().numpy()
+                self.plus[: self.out_features] = self.bias.detach().numpy()
         return None if self.panels is not None and panels_alone() else super().pack(weight)
+
+    @property
+    def is_panels_alone(self) -> bool:
+        """Whether there is no other layout beside the panels."""
+        return self._packed is None
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """See `PackedLinear.multiply`."""
-        if self.panels is None or not (self._packed is None or x.numel() <= FEW_ROWS * self.in_features):
+        if self.panels is None or not (self.is_panels_alone or x.numel() <= FEW_ROWS * self.in_features):
             return super().multiply(x)
         out = x.new_empty(*x.shape[:-1], self.out_features)
         _multiply(
             x.reshape(-1, self.in_features).contiguous().numpy(),
             self.panels,
-            self.start,
+            self.plus,
             out.view(-1, self.out_features).numpy(),
             torch.get_num_threads(),
         )
@@ -94,7 +99,7 @@ def linear_kind(model: nn.Module, room: int) -> LinearKind:
 def _multiply(
     x: Any,  # [M, K] float32
     weight: Any,  # [P, K, 8] uint32
-    start: Any,  # [P * 16] float32
+    plus: Any,  # [P * 16] float32
     out: Any,  # [M, N] float32
     parts: int,
 ) -> None:
@@ -105,10 +110,10 @@ def _multiply(
         first, end = count * part // parts, count * (part + 1) // parts
         for row in range(0, x.shape[0], ROWS_AT_ONCE):
             some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
-            begin = start[first * PANEL :].ctypes.data
-            multiply_panels(some, weight, first, min(end, whole), begin, 0, made, first * PANEL)
+            more = plus[first * PANEL :].ctypes.data
+            multiply_panels(some, weight, first, min(end, whole), more, 0, made, first * PANEL)
             if end > whole:
                 rest = np.empty((some.shape[0], PANEL), np.float32)
-                begin = start[whole * PANEL :].ctypes.data
-                multiply_panels(some, weight, whole, count, begin, 0, rest, 0)
+                more = plus[whole * PANEL :].ctypes.data
+                multiply_panels(some, weight, whole, count, more, 0, rest, 0)
                 made[:, whole * PANEL :] = rest[:, : outputs - whole * PANEL]

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from engine import loading
+from engine import loading, upper_halves
 from engine.fused_layer import FusedLayer
 from engine.interface import Chunk
 from engine.loading import load_runner
@@ -23,9 +23,9 @@ from tests.models import save_tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ON_CPU: dict[str, Any] = {"max_model_len": 96, "max_num_seqs": 4, "block_size": 8}
-PROMPTS = [[3 + 7 * i % 500 for i in range(33)], [5, 9, 77], [41]]
-TABLES = [[0, 1, 2, 3, 4], [5, 6], [7, 8]]
+ON_CPU: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 4, "block_size": 8}
+PROMPTS = [[3 + 7 * i % 500 for i in range(120)], [5, 9, 77], [41]]
+TABLES = [list(range(16)), [16, 17], [18, 19]]
 
 
 def weights(folder: Path, class_name: str, **config: Any) -> Weights:
@@ -48,7 +48,7 @@ def logits(runner: ModelRunner) -> list[torch.Tensor]:
     """Prompts, their decodes, and decodes beside the chunk of a prompt."""
     prompts = [Chunk(ids, 0, table, len(ids)) for ids, table in zip(PROMPTS, TABLES, strict=True)]
     decodes = [Chunk([90 + i], len(ids), TABLES[i], 1) for i, ids in enumerate(PROMPTS)]
-    chunk = Chunk([7, 8, 9], 34, TABLES[0], 3)
+    chunk = Chunk([7, 8, 9], 121, TABLES[0], 3)
     later = Chunk([11], 4, TABLES[1], 1)
     return [runner.forward(prompts), runner.forward(decodes), runner.forward([chunk, later])]
 
@@ -83,6 +83,43 @@ def another_epsilon(layer: Any) -> None:
     other = copy.copy(norm)
     other.variance_epsilon = 2e-6
     norm.forward = other.forward
+
+
+def rounded(found: Weights) -> Weights:
+    """As of a bfloat16 checkpoint."""
+    for parameter in found.model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("class_name", "config"),
+    [
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+        ("Qwen3ForCausalLM", {"head_dim": 16}),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_layers_of_panels_are_equal_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, class_name: str, config: dict[str, Any], threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    fused = load_runner(rounded(weights(tmp_path, class_name, **config)), **ON_CPU)
+    monkeypatch.setattr(loading, "fuse_layers", lambda *_: 0)
+    plain = load_runner(rounded(weights(tmp_path, class_name, **config)), compile=False, **ON_CPU)
+    assert all(layer.has_panels for layer in fused.weights.model.model.layers)
+    for got, want in zip(logits(fused.runner), logits(plain.runner), strict=True):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    alone = fused.runner.forward([Chunk(PROMPTS[1], 0, TABLES[1], 3)])
+    beside = fused.runner.forward(
+        [
+            Chunk(ids, 0, table, 3 if ids is PROMPTS[1] else 0)
+            for ids, table in zip(PROMPTS, TABLES, strict=True)
+        ]
+    )
+    assert torch.equal(alone, beside), "a prompt alone has other numbers than one beside others"
 
 
 def scaled(module: nn.Module, factor: float) -> None:

@@ -1,0 +1,187 @@
+"""The two halves of a fused decoder layer around attention, where its linear layers are panels: one call each.
+
+    before   normed = norm(rows)     | whole heads = panels * normed, rotated |
+    after                            | total = rows + panels * attended       | normed = norm(total)
+             | gates and ups = panels * normed, SiLU(gate) * up |               | total += panels * that |
+
+What stands between bars is shared among threads, each of which takes some of the panels. No tensor is made in
+between: 30 layers of one row spent more time on making tensors than on what is no product.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from engine.fused_kernels import add_norm, gated_row, turn_head
+from engine.fused_ops import Norm
+from engine.panels import ROWS_AT_ONCE, multiply_panels
+from engine.register_tile import PANEL
+from engine.upper_halves import HalvedLinear
+
+
+class PanelSteps:
+    """The arrays of one layer."""
+
+    def __init__(self, linears: list[HalvedLinear], norms: list[Norm], kv_heads: int, head_dim: int) -> None:
+        """
+        Args:
+            linears: queries with keys and values, outputs of attention, gates with ups, down; `fit` together.
+            norms: of the layer's input, of queries, of keys, of the MLP's input.
+        """
+        qkv, attended, gates_and_ups, down = ((linear.panels, linear.plus) for linear in linears)
+        before, of_query, of_key, after = norms
+        self._before = (before.weight, before.eps, *qkv)
+        self._heads = (of_query.weight, of_key.weight, of_query.eps)
+        self._after = (*attended, after.weight, after.eps, *gates_and_ups, *down)
+        self._shape = (linears[0].out_features // head_dim - 2 * kv_heads, kv_heads, kv_heads), head_dim
+
+    def before(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries `[T, H, D]`, keys and values `[T, N, D]` of rows `[T, C]`, cosines and sines `[T, R]`."""
+        heads, head_dim = self._shape
+        query, key, value = (hidden.new_empty(len(hidden), count, head_dim) for count in heads)
+        made = (query.numpy(), key.numpy(), value.numpy())
+        threads = torch.get_num_threads()
+        _before(threads, hidden.numpy(), *self._before, cos.numpy(), sin.numpy(), *self._heads, *made)
+        return query, key, value
+
+    def after(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The layer's output `[T, C]`, of its input and the output of attention, `[T, H, D]`."""
+        out = torch.empty_like(hidden)
+        _after(
+            torch.get_num_threads(), hidden.numpy(), attended.flatten(1).numpy(), *self._after, out.numpy()
+        )
+        return out
+
+
+def fit(linears: list[Any], head_dim: int) -> bool:
+    """Whether linear layers are panels, all of them full, and of one head each."""
+    return head_dim % PANEL == 0 and all(
+        isinstance(linear, HalvedLinear)
+        and linear.is_panels_alone
+        and linear.out_features % PANEL == linear.in_features % PANEL == 0
+        for linear in linears
+    )
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _share(count: Any, part: Any, parts: Any) -> Any:
+    return count * part // parts, count * (part + 1) // parts
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _product(
+    x: Any,  # [M, K]
+    weight: Any,  # [P, K, 8]
+    plus: Any,  # [P * 16]
+    first: Any,
+    end: Any,  # panels
+    out: Any,  # [M, P * 16]
+) -> None:
+    more = plus[first * PANEL :].ctypes.data
+    for row in range(0, x.shape[0], ROWS_AT_ONCE):
+        some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
+        multiply_panels(some, weight, first, end, more, 0, made, first * PANEL)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _added_product(x: Any, weight: Any, plus: Any, first: Any, end: Any, before: Any, out: Any) -> None:
+    """As `_product`, with `before`, which may be `out`, added."""
+    size = out.shape[1]
+    for row in range(0, x.shape[0], ROWS_AT_ONCE):
+        some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
+        for t in range(made.shape[0]):
+            for n in range(first * PANEL, end * PANEL):
+                made[t, n] = before[row + t, n] + plus[n]
+        more = made.ctypes.data + first * PANEL * 4
+        multiply_panels(some, weight, first, end, more, size, made, first * PANEL)
+
+
+@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
+def _before(
+    parts: int,
+    hidden: Any,  # [T, C]
+    norm_weight: Any,
+    norm_eps: Any,
+    weight: Any,  # [P, C, 8]
+    plus: Any,  # [P * 16]
+    cos: Any,
+    sin: Any,
+    query_weight: Any,
+    key_weight: Any,
+    head_eps: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+) -> None:
+    """See `split_rotated` for what is not told here. A part takes whole heads, so it can finish them."""
+    heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[2]
+    normed, qkv = np.empty_like(hidden), np.empty((hidden.shape[0], plus.shape[0]), np.float32)
+    add_norm(hidden, hidden[:0], norm_weight, norm_eps, hidden, normed)
+    for part in numba.prange(parts):
+        first, end = _share(heads + 2 * kv_heads, part, parts)
+        _product(normed, weight, plus, first * dim // PANEL, end * dim // PANEL, qkv)
+        for head in range(first, end):
+            for t in range(hidden.shape[0]):
+                row = qkv[t, head * dim : (head + 1) * dim]
+                if head < heads:
+                    turn_head(row, query_weight, head_eps, cos[t], sin[t], query[t, head])
+                elif head < heads + kv_heads:
+                    turn_head(row, key_weight, head_eps, cos[t], sin[t], key[t, head - heads])
+                else:
+                    value[t, head - heads - kv_heads] = row
+
+
+@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
+def _added_products(parts: int, x: Any, weight: Any, plus: Any, before: Any, out: Any) -> None:
+    for part in numba.prange(parts):
+        first, end = _share(weight.shape[0], part, parts)
+        _added_product(x, weight, plus, first, end, before, out)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _gated_product(x: Any, weight: Any, plus: Any, first: Any, end: Any, out: Any) -> None:
+    """Some panels of gates and of the ups to them, `weight` and `plus` being first all gates, then all ups."""
+    panels, width = weight.shape[0] // 2, (end - first) * PANEL
+    of_gates, of_ups = plus[first * PANEL :].ctypes.data, plus[(panels + first) * PANEL :].ctypes.data
+    both = np.empty((min(ROWS_AT_ONCE, x.shape[0]), 2 * width), np.float32)
+    for row in range(0, x.shape[0], ROWS_AT_ONCE):
+        some = x[row : row + ROWS_AT_ONCE]
+        multiply_panels(some, weight, first, end, of_gates, 0, both, 0)
+        multiply_panels(some, weight, panels + first, panels + end, of_ups, 0, both, width)
+        for t in range(some.shape[0]):
+            gated_row(both[t, :width], both[t, width:], out[row + t, first * PANEL : end * PANEL])
+
+
+@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
+def _gated_products(parts: int, x: Any, weight: Any, plus: Any, out: Any) -> None:
+    for part in numba.prange(parts):
+        first, end = _share(weight.shape[0] // 2, part, parts)
+        _gated_product(x, weight, plus, first, end, out)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _after(
+    parts: int,
+    hidden: Any,  # [T, C]
+    attended: Any,  # [T, H * D]
+    weight: Any,
+    plus: Any,
+    norm_weight: Any,
+    norm_eps: Any,
+    gates_weight: Any,
+    gates_plus: Any,
+    down_weight: Any,
+    down_plus: Any,
+    out: Any,  # [T, C]
+) -> None:
+    normed, inner = np.empty_like(hidden), np.empty((hidden.shape[0], down_weight.shape[1]), np.float32)
+    _added_products(parts, attended, weight, plus, hidden, out)
+    add_norm(out, out[:0], norm_weight, norm_eps, out, normed)
+    _gated_products(parts, normed, gates_weight, gates_plus, inner)
+    _added_products(parts, inner, down_weight, down_plus, out, out)
