@@ -13,7 +13,7 @@ import millstream
 from producer.cli import add_verbs, exits
 from worker.cli import worker
 
-_WORKER_MODULES = {"accelerate", "gguf", "jinja2", "numba", "numpy", "safetensors", "torch", "transformers"}
+_WORKER_MODULES = {"accelerate", "gguf", "numba", "numpy", "safetensors", "torch", "transformers"}
 
 
 def _print_version(wanted: bool) -> None:

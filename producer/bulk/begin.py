@@ -15,8 +15,8 @@ from producer.refusal import Refused
 _AT_ONCE = 1000
 
 
-def begin(places: Places, asked: Manifest, *, resume: bool, overwrite: bool) -> Manifest | None:
-    """The run to go on with, its manifest and spool in place. None: it is complete already.
+def begin(places: Places, asked: Manifest, *, resume: bool, overwrite: bool) -> Manifest | Finished:
+    """The run to go on with, its manifest and spool in place, or the end of one that is complete already.
 
     Raises:
         Refused: the output belongs to something else, or to a run that was asked differently.
@@ -49,25 +49,25 @@ def _beside_foreign_output(places: Places, asked: Manifest, resume: bool) -> Man
             f"{there[0]} exists and is not of this run: choose another output, --resume to keep the rows "
             "that are in it, or --overwrite"
         )
-    return _from_records(places, asked, foreign.answers(places.source, places.output))
+    return _from_records(places, asked, foreign.answers(places.inputs, places.output))
 
 
 def _after_the_end(
     places: Places, found: Manifest, finished: Finished, asked: Manifest, resume: bool
-) -> Manifest | None:
+) -> Manifest | Finished:
     """A complete run: nothing to do, unless rows of the input were changed or added, or its files were."""
     if not places.output.exists() or not places.errors.exists():
         return _anew(places, asked)
     if (FileState.of(places.output), FileState.of(places.errors)) != (finished.output, finished.errors):
         if resume:
-            return _from_records(places, asked, foreign.answers(places.source, places.output))
+            return _from_records(places, asked, foreign.answers(places.inputs, places.output))
         raise Refused(
             f"{places.output} or its error file was changed since the run that wrote it: choose another output, "
             "--resume to go by the rows that are in it, or --overwrite"
         )
     _same_question(places, found, asked)
-    if FileState.of(places.source) == finished.source:
-        return None
+    if places.inputs.state() == finished.source:
+        return finished
     return _from_records(places, found.model_copy(update={"finished": None}), output.published(places))
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from producer.bulk.lines import Line, Row, parse, read_lines
+from producer.bulk.inputs import Inputs
+from producer.bulk.lines import Line, Row, parse
 from producer.bulk.records import ANSWER_COLUMNS, Record
 from producer.refusal import Refused
 
@@ -23,16 +24,16 @@ Places = defaultdict[bytes, deque[int]]
 """Where the rows with a key begin, in order."""
 
 
-def answers(source: Path, output: Path) -> Iterator[Record]:
-    """The rows of `output` as records of the lines of `source`. A torn last line is left out.
+def answers(inputs: Inputs, output: Path) -> Iterator[Record]:
+    """The rows of `output` as records of the rows of the inputs. A torn last line is left out.
 
     Raises:
         Refused: a row answers no row of the input, so that the new output would lose it.
     """
-    with source.open("rb") as questions, output.open("rb") as file:
+    with output.open("rb") as file:
         places = _index(file, output)
-        for line in read_lines(questions):
-            row = parse(line)
+        for line in inputs.rows():
+            row = parse(line) if isinstance(line, Line) else line
             if isinstance(row, Row) and (found := places.get(_key(row.columns))):
                 file.seek(found.popleft())
                 payload = file.readline().strip()
@@ -41,7 +42,7 @@ def answers(source: Path, output: Path) -> Iterator[Record]:
     left = sum(map(len, places.values()))
     if left:
         raise Refused(
-            f"{left:,} rows of {output} answer no row of {source}: choose another output, or --overwrite"
+            f"{left:,} rows of {output} answer no row of {inputs}: choose another output, or --overwrite"
         )
 
 

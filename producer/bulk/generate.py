@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import redis
 
@@ -17,22 +17,27 @@ from broker.faults import passes
 from broker.keys import Keys, keys_of
 from broker.queue import Queue
 from producer.bulk.begin import begin
-from producer.bulk.intake import ask, to_do
+from producer.bulk.ids import as_errors, refuse_bad_ids
+from producer.bulk.inputs import Inputs
+from producer.bulk.intake import Ask, ask, to_do
 from producer.bulk.interrupt import Interrupt
-from producer.bulk.lines import BadRow, count_lines, read_lines
-from producer.bulk.manifest import FileState, Finished, Manifest
+from producer.bulk.lines import BadRow
+from producer.bulk.manifest import Finished, Manifest
 from producer.bulk.output import Totals, publish
 from producer.bulk.own_worker import OwnWorker
-from producer.bulk.places import Places, check, check_source, locked
+from producer.bulk.places import Places, check, locked
 from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
 from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
 from producer.bulk.stale import cancel_stale
 from producer.bulk.window import Window
+from producer.bulk.wording import Wording
 from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
 from producer.request import build_job
+
+BadIds = Literal["refuse", "rows"]
 
 RETRY_S = 0.5
 
@@ -41,12 +46,18 @@ RETRY_S = 0.5
 class Order:
     """What the command asked for."""
 
-    source: Path
+    inputs: Inputs
     output: Path
     defaults: Mapping[str, Any]
     """Sampling parameters for rows that set none."""
     rendering: Mapping[str, Any]
     """How the text of rows that do not say it becomes tokens."""
+    wording: Wording
+    """How columns become a question."""
+    id_column: str | None
+    """Holds the rows' own names; None: `custom_id`, in a batch file."""
+    bad_ids: BadIds
+    """Whether rows without a name of their own stop the run or become errors."""
     model: str | None
     queue: str | None
     """None: the queue `default`, or one of the run's own where it brings its own worker."""
@@ -69,10 +80,19 @@ class Report:
     counts: Counts
     totals: Totals
     seconds: float
+    torn: Sequence[str]
+    """What of the input was missing, in words."""
 
 
-def generate(order: Order, interrupt: Interrupt) -> Report | None:
-    """Answer every row of the input. None: that had been done before.
+@dataclass(frozen=True, slots=True)
+class DoneBefore:
+    """The same run was complete."""
+
+    torn: Sequence[str]
+
+
+def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
+    """Answer every row of the input.
 
     Raises:
         KeyboardInterrupt: it was told to stop; the same call goes on from there.
@@ -80,41 +100,42 @@ def generate(order: Order, interrupt: Interrupt) -> Report | None:
         MillstreamError: it had to stop; the same call goes on from there.
     """
     began = time.monotonic()
-    places = check(order.source, order.output)
-    asked = _new_manifest(order.model, order.defaults, order.rendering)
+    order.wording.check()
+    asked = _new_manifest(order.model, order.defaults, order.rendering, order.wording)
+    places = check(order.inputs, order.output)
     with locked(places):
-        manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
-        if manifest is None:
-            return None
         with interrupt.at_once():
-            source = FileState.of(places.source)
-            counts = Counts(count_lines(places.source))
+            places = replace(places, inputs=order.inputs.fetched(places.folder))
+            unusable = _check_ids(places.inputs, order)
+        manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
+        if isinstance(manifest, Finished):
+            return DoneBefore(manifest.torn)
+        with interrupt.at_once():
+            source = places.inputs.state()
+            counts = Counts(places.inputs.count())
         with Spool(places.spool) as spool:
             resumed = manifest.run != asked.run
-            _answer(order, places, manifest, spool, counts, interrupt, resumed=resumed)
+            _answer(order, places, manifest, spool, counts, interrupt, unusable, resumed=resumed)
             done = publish(spool, places)
-        manifest.finished = Finished(source=source, output=done.output, errors=done.errors)
+        manifest.finished = Finished(
+            source=source, output=done.output, errors=done.errors, torn=places.inputs.torn
+        )
         manifest.save(places.manifest)
         places.spool.unlink()
         places.worker_log.unlink(missing_ok=True)
-    return Report(places, manifest.run, counts, done.totals, time.monotonic() - began)
+        places.inputs.drop_copies(places.folder)
+    return Report(places, manifest.run, counts, done.totals, time.monotonic() - began, places.inputs.torn)
 
 
-def faults(
-    source: Path, defaults: Mapping[str, Any], rendering: Mapping[str, Any]
-) -> Iterator[BadRow | None]:
-    """For each row of a file what is wrong with it, or None; asks nobody.
+def faults(inputs: Inputs, requests: Requests, id_column: str | None) -> Iterator[Ask | BadRow]:
+    """For each row its job, or what is wrong with it; asks nobody.
 
     Raises:
-        Refused: the file cannot be read.
-        RequestError: no row could be asked with these defaults.
+        Refused: an input cannot be read.
     """
-    _new_manifest(None, defaults, rendering)
-    requests = Requests("check", defaults, None, rendering)
-    with check_source(source).open("rb") as file:
-        for line in read_lines(file):
-            asked = ask(line, requests)
-            yield asked if isinstance(asked, BadRow) else None
+    unusable = as_errors(inputs, id_column)
+    for line in inputs.rows():
+        yield ask(unusable.get(line.number, line), requests)
 
 
 def _answer(
@@ -124,6 +145,7 @@ def _answer(
     spool: Spool,
     counts: Counts,
     interrupt: Interrupt,
+    unusable: Mapping[int, BadRow],
     *,
     resumed: bool,
 ) -> None:
@@ -144,14 +166,14 @@ def _answer(
                 _check_served(queue, order.model)
         if resumed:
             with faults_in_one_line(server.url):
-                cancelled = cancel_stale(queue, manifest.run, places.source)
+                cancelled = cancel_stale(queue, manifest.run, places.inputs)
             if cancelled:
                 screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
         model = None if own_worker else order.model
-        requests = Requests(manifest.run, order.defaults, model, order.rendering)
+        requests = Requests(manifest.run, order.defaults, model, order.rendering, order.wording)
         window = Window(queue, manifest.run, order.window)
         run = Run(
-            to_do(stack.enter_context(places.source.open("rb")), spool, requests, counts),
+            to_do(places.inputs, spool, requests, counts, unusable),
             window,
             spool,
             counts,
@@ -219,11 +241,25 @@ def _work(
             screen.note("the worker ended, and was started again")
 
 
-def _new_manifest(model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any]) -> Manifest:
+def _check_ids(inputs: Inputs, order: Order) -> Mapping[int, BadRow]:
+    """The rows whose names make them errors, by position.
+
+    Raises:
+        Refused: there are some, and they stop the run.
+    """
+    if order.bad_ids == "rows":
+        return as_errors(inputs, order.id_column)
+    refuse_bad_ids(inputs, order.id_column)
+    return {}
+
+
+def _new_manifest(
+    model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any], wording: Wording
+) -> Manifest:
     """A run's manifest.
 
     Raises:
         RequestError: no row could be asked with these defaults.
     """
     build_job(None, [{"role": "user", "content": ""}], None, defaults, "check", **rendering)
-    return Manifest.new(model, defaults, rendering)
+    return Manifest.new(model, defaults, rendering, wording)

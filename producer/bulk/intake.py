@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
 
 from producer.bulk import records
-from producer.bulk.lines import BadRow, Line, Row, parse, read_lines
+from producer.bulk.inputs import Inputs
+from producer.bulk.lines import BadRow, Line, Row, parse
 from producer.bulk.progress import Counts
 from producer.bulk.records import Record
 from producer.bulk.requests import Requests
@@ -25,15 +25,21 @@ class Ask:
     """Bytes of its line."""
 
 
-def to_do(file: BinaryIO, spool: Spool, requests: Requests, counts: Counts) -> Iterator[Ask | Record]:
-    """The lines without a record in the spool, in order; the spool forgets lines that the input has no more."""
+def to_do(
+    inputs: Inputs, spool: Spool, requests: Requests, counts: Counts, unusable: Mapping[int, BadRow]
+) -> Iterator[Ask | Record]:
+    """The lines without a record in the spool, in order; the spool forgets lines that the input has no more.
+
+    Args:
+        unusable: rows that cannot be asked whatever they hold, by position.
+    """
     last = 0
-    for line in read_lines(file):
+    for line in inputs.rows():
         spool.drop(last + 1, line.number)
         last = line.number
         held = spool.holds(line.number, line.digest)
         if held is None:
-            asked = ask(line, requests)
+            asked = ask(unusable.get(line.number, line), requests)
             yield records.of_bad_row(asked) if isinstance(asked, BadRow) else asked
             continue
         counts.kept += 1
@@ -42,12 +48,14 @@ def to_do(file: BinaryIO, spool: Spool, requests: Requests, counts: Counts) -> I
     spool.drop(last + 1)
 
 
-def ask(line: Line, requests: Requests) -> Ask | BadRow:
+def ask(line: Line | BadRow, requests: Requests) -> Ask | BadRow:
     """The job of a line, or what is wrong with it."""
+    if isinstance(line, BadRow):
+        return line
     row = parse(line)
     if isinstance(row, BadRow):
         return row
     try:
         return Ask(row, requests.job(row), len(line.raw))
     except RequestError as error:
-        return BadRow(row.line, row.digest, row.custom_id, error.code, error.message, row.columns)
+        return BadRow(row.line, row.digest, row.custom_id, error.code, error.message, row.columns, row.file)

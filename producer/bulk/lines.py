@@ -10,8 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, Literal, NoReturn
 
 from producer.nesting import DEEPEST, deeper_than
 
@@ -19,16 +18,36 @@ BOM = b"\xef\xbb\xbf"
 LONGEST_LINE = 32 << 20
 """Bytes. A prompt holds at most 4 MiB; escapes (six bytes a character) and other columns come on top."""
 BLANK = b" \t\r\n"
+_LINE_BITS = 40
+
+Kind = Literal["json", "text", "typed"]
+"""What a row's values are: as JSON says; text, whatever it means (CSV); of one schema for all rows, where what a row
+lacks is null (Parquet)."""
+
+
+def position(file: int, line: int) -> int:
+    """Where a row stands in all of a run's inputs; with one input, its line."""
+    return file << _LINE_BITS | line
+
+
+def file_and_line(position: int) -> tuple[int, int]:
+    """The number of a position's file, from 0, and the line in it."""
+    return position >> _LINE_BITS, position & (1 << _LINE_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is not blank, without byte order mark, surrounding blanks and line end."""
+    """A line that is not blank, without byte order mark, surrounding blanks and line end; or a row of a table,
+    written as such a line.
+    """
 
     number: int
-    """Physical, from 1."""
+    """Physical, from 1; in a run its position."""
     raw: bytes
     too_long: bool = False
+    kind: Kind = "json"
+    file: str | None = None
+    """The input it stands in, where a run has several."""
 
     @property
     def digest(self) -> str:
@@ -41,8 +60,11 @@ class Row:
     """A line that holds a JSON object."""
 
     line: int
+    """Its position."""
     digest: str
     columns: dict[str, Any]
+    kind: Kind = "json"
+    file: str | None = None
 
     @property
     def custom_id(self) -> Any:
@@ -54,12 +76,19 @@ class Row:
 class BadRow:
     """A line that cannot be asked: an entry of the error file."""
 
-    line: int
+    number: int
+    """As a `Line`'s."""
     digest: str
     custom_id: Any
     code: str
     message: str
     columns: dict[str, Any] = field(default_factory=dict)
+    file: str | None = None
+
+    @property
+    def line(self) -> int:
+        """The line in its file."""
+        return file_and_line(self.number)[1]
 
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
@@ -82,19 +111,14 @@ def _skip_rest(file: BinaryIO, piece: bytes) -> None:
         piece = file.readline(LONGEST_LINE)
 
 
-def count_lines(path: Path) -> int:
-    """How many lines `read_lines` gives: one pass over the bytes, for the progress display."""
-    with path.open("rb") as file:
-        return sum(1 for _ in read_lines(file))
-
-
 def parse(line: Line) -> Row | BadRow:
     """The row of a line, or what is wrong with it. Nothing is repaired, nothing guessed."""
     try:
         columns = _parse_object(line)
     except _Fault as fault:
-        return BadRow(line.number, line.digest, _readable_id(line), fault.code, str(fault))
-    return Row(line.number, line.digest, columns)
+        custom_id = _readable_id(line)
+        return BadRow(line.number, line.digest, custom_id, fault.code, str(fault), file=line.file)
+    return Row(line.number, line.digest, columns, line.kind, line.file)
 
 
 class _Fault(Exception):

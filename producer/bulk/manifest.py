@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ValidationError
 
+from producer.bulk.wording import Wording
 from producer.refusal import Refused
 from protocol import SamplingParams
 
@@ -42,6 +43,8 @@ class Finished(BaseModel):
     source: FileState
     output: FileState
     errors: FileState
+    torn: list[str] = []
+    """What of the input was missing, in words."""
 
 
 class Manifest(BaseModel):
@@ -55,18 +58,27 @@ class Manifest(BaseModel):
     """For rows that set none."""
     rendering: dict[str, Any] = {}
     """How the text of rows that do not say it becomes tokens: fields of a job."""
+    wording: Wording = Wording()
+    """How columns become a question."""
     served: str | None = None
     """The model that answered, by its own name."""
     finished: Finished | None = None
 
     @classmethod
-    def new(cls, model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any]) -> Self:
+    def new(
+        cls,
+        model: str | None,
+        defaults: Mapping[str, Any],
+        rendering: Mapping[str, Any],
+        wording: Wording = Wording(),
+    ) -> Self:
         """A run that has not begun."""
         return cls(
             run=f"run-{secrets.token_hex(6)}",
             model=model,
             params=SamplingParams(**defaults),
             rendering=dict(rendering),
+            wording=wording,
         )
 
     @classmethod
@@ -100,7 +112,12 @@ class Manifest(BaseModel):
         ]
 
     def _asked(self) -> dict[str, Any]:
-        return {"model": self.model, **self.params.model_dump(), **self.rendering}
+        return {
+            "model": self.model,
+            **self.params.model_dump(),
+            **self.rendering,
+            **self.wording.model_dump(),
+        }
 
 
 def _shown(value: Any) -> str:

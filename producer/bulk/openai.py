@@ -80,8 +80,6 @@ def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = {name: body[name] for name in READ & body.keys()}
     if body.get("tool_choice") == "none":
         fields.pop("tools", None)
-    if isinstance(turns := fields.get("messages"), list):
-        fields["messages"] = [_without_nulls(turn) for turn in turns]
     return fields
 
 
@@ -108,13 +106,6 @@ def _unsupported(name: str, value: Any) -> str | None:
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
-
-
-def _without_nulls(turn: Any) -> Any:
-    """A turn as a reply of the API holds it, whose `refusal`, `audio` and `function_call` are null."""
-    if not isinstance(turn, dict):
-        return turn
-    return {name: value for name, value in turn.items() if value is not None or name == "content"}
 
 
 def _invalid(why: str) -> RequestError:

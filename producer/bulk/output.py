@@ -19,7 +19,7 @@ from producer.bulk.spool import Spool
 from protocol import MillstreamError
 
 _ROW = struct.Struct("<Q?8s")
-"""A row in the file `rows`: line, answered, digest of the input line."""
+"""A row in the file `rows`: position, answered, digest of the input line."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Totals:
     failed: dict[str, int] = field(default_factory=dict)
     """Rows in the error file, by code."""
     examples: dict[str, str] = field(default_factory=dict)
-    """The first of each: `line N: message`."""
+    """The first of each: `line N: message`, with the name of the file where there are several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,14 @@ def _count(totals: Totals, record: Record) -> None:
         totals.answered += 1
         totals.cut += is_cut(record)
         return
-    error: dict[str, Any] = json.loads(record.payload)["error"]
+    entry: dict[str, Any] = json.loads(record.payload)
+    error = entry["error"]
     code = error["code"]
     totals.failed[code] = totals.failed.get(code, 0) + 1
-    totals.examples.setdefault(code, f"line {record.line}: {error['message']}")
+    totals.examples.setdefault(code, f"{where(entry)}: {error['message']}")
+
+
+def where(entry: dict[str, Any]) -> str:
+    """Where the row of an entry of the error file stands."""
+    file = entry.get("file")
+    return f"{file}, line {entry['line']}" if file is not None else f"line {entry['line']}"

@@ -7,28 +7,27 @@ answers.jsonl.run/        manifest.json   what the run is; stays, so that the sa
                           spool           finished rows, while the run goes on
                           lock            one run at a time
                           worker.log      of a worker that was started for the run
+                          input-N         standard input or what a URL names, while the run goes on
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from producer.bulk.inputs import Inputs
 from producer.refusal import Refused
-
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"PAR1": "Parquet"}
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
     """The paths of a run, links resolved: the file behind a link is replaced, not the link."""
 
-    source: Path
+    inputs: Inputs
     output: Path
 
     @property
@@ -58,34 +57,14 @@ class Places:
         return self.folder / "worker.log"
 
 
-def check_source(source: Path) -> Path:
-    """The input, if it can be read.
-
-    Raises:
-        Refused: it cannot.
-    """
-    try:
-        with source.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Refused(f"{source} is no regular file")
-            start = file.read(4)
-    except OSError as error:
-        raise Refused(f"cannot read {source}: {error.strerror}") from None
-    packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
-    if packed:
-        raise Refused(f"{source} is {packed}, not JSON lines: unpack or convert it first")
-    return source.resolve()
-
-
-def check(source: Path, output: Path) -> Places:
-    """The places of a run, if input and output are fit for it. Changes nothing.
+def check(inputs: Inputs, output: Path) -> Places:
+    """The places of a run, if the output is fit for it. Changes nothing.
 
     Raises:
         Refused: they are not.
     """
-    source = check_source(source)
     try:
-        return _checked(Places(source, output.resolve()))
+        return _checked(Places(inputs, output.resolve()))
     except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name too long, no name at all
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise Refused(f"cannot write {output}: {why}") from None
@@ -100,7 +79,7 @@ def _checked(places: Places) -> Places:
             continue
         if not path.is_file():
             raise Refused(f"cannot write {path}: it is no regular file")
-        if path.samefile(places.source):
+        if any(path.samefile(source) for source in places.inputs.paths):
             raise Refused(f"{path} is the input itself: choose another output")
     return places
 

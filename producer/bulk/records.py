@@ -20,7 +20,6 @@ ANSWER_COLUMNS = (
 )
 """Added to a row; columns of the same names are replaced. `completion` and its reasons are those of the first choice;
 `stop_reason` is there where it says something, `completions` where one choice's text is not all."""
-ERROR_COLUMNS = ("line", "custom_id", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,7 @@ class Record:
     """A row's outcome, ready to be written."""
 
     line: int
+    """Its position."""
     digest: str
     answered: bool
     payload: bytes
@@ -40,7 +40,7 @@ def of_result(row: Row, result: Result) -> Record:
         error = result.error
         code = error.code if error else result.state
         message = error.message if error else f"the job ended as {result.state}"
-        return of_bad_row(BadRow(row.line, row.digest, row.custom_id, code, message, row.columns))
+        return of_bad_row(BadRow(row.line, row.digest, row.custom_id, code, message, row.columns, row.file))
     usage = result.usage
     first = result.choices[0]
     answer: dict[str, Any] = {"completion": first.text, "finish_reason": first.finish_reason}
@@ -76,12 +76,13 @@ def is_cut(record: Record) -> bool:
 def of_bad_row(bad: BadRow) -> Record:
     """The entry for a row that has no answer."""
     entry = {
+        **({"file": bad.file} if bad.file is not None else {}),
         "line": bad.line,
         "custom_id": bad.custom_id,
         "error": {"code": bad.code, "message": bad.message},
     }
-    columns = {name: value for name, value in bad.columns.items() if name not in ERROR_COLUMNS}
-    return Record(bad.line, bad.digest, False, _encode({**entry, **columns}))
+    columns = {name: value for name, value in bad.columns.items() if name not in entry}
+    return Record(bad.number, bad.digest, False, _encode({**entry, **columns}))
 
 
 def _encode(row: dict[str, Any]) -> bytes:

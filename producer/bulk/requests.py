@@ -8,11 +8,13 @@ batch    {"custom_id": ..., "method": ..., "url": ..., "body": {...}}     the sa
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from producer.bulk import openai
 from producer.bulk.lines import Row
+from producer.bulk.wording import Wording
 from producer.request import RENDERING, build_job, over
 from protocol import ErrorCode, Job, RequestError, SamplingParams
 from protocol.job import CHAT_ONLY
@@ -27,6 +29,7 @@ class Requests:
         defaults: Mapping[str, Any],
         model: str | None,
         rendering: Mapping[str, Any] | None = None,
+        wording: Wording = Wording(),
     ) -> None:
         """
         Args:
@@ -34,11 +37,13 @@ class Requests:
             defaults: sampling parameters for rows that do not set them.
             model: refuse to be answered by a model of another name; None: whatever the queue serves.
             rendering: how the text of rows that do not say it becomes tokens; what is of chats, for chats.
+            wording: how columns become a question.
         """
         self._run = run
         self._defaults = dict(defaults)
         self._model = model
         self._rendering = dict(rendering or {})
+        self._wording = wording if wording != Wording() else None
 
     def job(self, row: Row) -> Job:
         """The job of a row.
@@ -46,8 +51,14 @@ class Requests:
         Raises:
             RequestError: the row cannot be asked; each field is named.
         """
-        fields, defaults = _read(row.columns)
-        sampling = over(over(defaults, self._defaults), _set(fields, SamplingParams.model_fields.keys()))
+        columns = row.columns if self._wording is None else self._wording.question(row.columns)
+        fields, defaults = _read(columns)
+        if row.kind == "typed":
+            fields = {name: _without_nulls(value) for name, value in fields.items()}
+        given = _set(fields, SamplingParams.model_fields.keys())
+        if row.kind == "text":
+            given = _values_of(given)
+        sampling = over(over(defaults, self._defaults), given)
         sampling.setdefault("seed", _seed(row))
         is_chat = fields.get("messages") is not None
         rendering = {
@@ -56,7 +67,7 @@ class Requests:
         }
         return build_job(
             fields.get("prompt"),
-            fields.get("messages"),
+            _without_null_members(fields.get("messages")),
             None,
             sampling,
             f"{self._run}.{row.line}.{row.digest}",
@@ -85,6 +96,43 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
 def _set(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Those of the names that have a value; null is none."""
     return {name: fields[name] for name in names if fields.get(name) is not None}
+
+
+def _values_of(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters in a table of text: what a cell says in JSON, else its text; an empty one says nothing."""
+    values = {}
+    for name, cell in cells.items():
+        if cell == "":
+            continue
+        try:
+            value = json.loads(cell)
+        except ValueError:
+            value = cell
+        values[name] = cell if name == "stop" and not isinstance(value, list) else value
+    return values
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the members that a table's schema has filled in; a turn's `content` may be null."""
+    if isinstance(value, list):
+        return [_without_nulls(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _without_nulls(below) for name, below in value.items() if below is not None or name == "content"
+    }
+
+
+def _without_null_members(turns: Any) -> Any:
+    """Turns as a reply of OpenAI's API holds them, whose `refusal`, `audio` and `function_call` are null."""
+    if not isinstance(turns, list):
+        return turns
+    return [
+        {name: value for name, value in turn.items() if value is not None or name == "content"}
+        if isinstance(turn, dict)
+        else turn
+        for turn in turns
+    ]
 
 
 def _seed(row: Row) -> int:

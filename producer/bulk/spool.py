@@ -1,10 +1,11 @@
 """Finished rows on disk, in the order they finished, before the output file is made of them.
 
-    12 9f2c...a1 + {"prompt": ..., "completion": ...}\\n       line, digest of the input line, + or -, the record
+    12 9f2c...a1 + {"prompt": ..., "completion": ...}\\n       position, digest of the input line, + or -, the record
     15 03be...77 - {"line": 15, "error": ...}\\n
 
 A record counts once `append` has returned: it is synced. After a crash the tail may be torn (half a record, or a
-block of zeros); opening cuts it off. In memory there are eight bytes a row: where the last record of a line begins.
+block of zeros); opening cuts it off. In memory there are eight bytes a row, an array
+a file: where the last record of a line begins.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from producer.bulk.lines import file_and_line, position
 from producer.bulk.records import Record
 from protocol import MillstreamError
 
@@ -30,14 +32,14 @@ class Spool:
     def __init__(self, path: Path) -> None:
         """Open the spool, or begin one; a torn tail is cut off."""
         self._path = path
-        self._offsets = array("q")
+        self._offsets: list[array[int]] = []
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         self._end = self._scan()
         os.ftruncate(self._file, self._end)
 
     def __len__(self) -> int:
         """Lines that have a record."""
-        return len(self._offsets) - self._offsets.count(_NONE)
+        return sum(len(offsets) - offsets.count(_NONE) for offsets in self._offsets)
 
     def append(self, records: Sequence[Record]) -> None:
         """Write records and return once they are durable.
@@ -67,17 +69,24 @@ class Spool:
 
     def drop(self, first: int, last: int | None = None) -> None:
         """Forget the lines from `first` up to `last` (excluded; None: to the end): the input has them no more."""
-        for line in range(first, len(self._offsets) if last is None else min(last, len(self._offsets))):
-            self._offsets[line] = _NONE
+        first_file, first_line = file_and_line(first)
+        last_file, last_line = file_and_line(last) if last is not None else (len(self._offsets), 0)
+        for file in range(first_file, min(last_file + 1, len(self._offsets))):
+            offsets = self._offsets[file]
+            begin = first_line if file == first_file else 0
+            end = min(last_line, len(offsets)) if file == last_file else len(offsets)
+            for line in range(begin, end):
+                offsets[line] = _NONE
 
     def records(self) -> Iterator[Record]:
         """The last record of each line, in the order of lines."""
         with self._path.open("rb") as file:
-            for line, offset in enumerate(self._offsets):
-                if offset != _NONE:
-                    file.seek(offset)
-                    _, digest, sign, payload = file.readline().split(b" ", 3)
-                    yield Record(line, digest.decode(), sign == b"+", payload[:-1])
+            for number, offsets in enumerate(self._offsets):
+                for line, offset in enumerate(offsets):
+                    if offset != _NONE:
+                        file.seek(offset)
+                        _, digest, sign, payload = file.readline().split(b" ", 3)
+                        yield Record(position(number, line), digest.decode(), sign == b"+", payload[:-1])
 
     def close(self) -> None:
         """Close the file."""
@@ -116,11 +125,17 @@ class Spool:
                 "and run the same command again"
             ) from None
 
-    def _offset(self, line: int) -> int:
-        return self._offsets[line] if line < len(self._offsets) else _NONE
+    def _offset(self, at: int) -> int:
+        file, line = file_and_line(at)
+        there = file < len(self._offsets) and line < len(self._offsets[file])
+        return self._offsets[file][line] if there else _NONE
 
-    def _point(self, line: int, offset: int) -> None:
-        missing = line + 1 - len(self._offsets)
+    def _point(self, at: int, offset: int) -> None:
+        file, line = file_and_line(at)
+        while len(self._offsets) <= file:
+            self._offsets.append(array("q"))
+        offsets = self._offsets[file]
+        missing = line + 1 - len(offsets)
         if missing > 0:
-            self._offsets.extend(array("q", [_NONE]) * missing)
-        self._offsets[line] = offset
+            offsets.extend(array("q", [_NONE]) * missing)
+        offsets[line] = offset

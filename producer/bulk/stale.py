@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from broker import calls
 from broker.queue import Queue
-from producer.bulk.lines import read_lines
+from producer.bulk.inputs import Inputs
 
 SCAN_AT_ONCE = 1000
 
 
-def cancel_stale(queue: Queue, run: str, source: Path) -> int:
+def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     """Cancel jobs of an earlier process of this run whose lines are no longer in the input; how many.
 
-    Ids are made of run, line and digest (`Requests.job`). Those that ended are left to the window, which forgets
+    Ids are made of run, position and digest (`Requests.job`). Those that ended are left to the window, which forgets
     them; what is cancelled ends there too.
 
     Raises:
@@ -26,8 +24,7 @@ def cancel_stale(queue: Queue, run: str, source: Path) -> int:
     )  # names hold nothing that a pattern reads otherwise
     stale = {f"{run}.{key.decode().removeprefix(prefix)}" for key in found}
     if stale:
-        with source.open("rb") as file:
-            for line in read_lines(file):
-                stale.discard(f"{run}.{line.number}.{line.digest}")
+        for line in inputs.rows():
+            stale.discard(f"{run}.{line.number}.{line.digest}")
     answers = queue.run_all([calls.cancel(queue.keys, job_id) for job_id in stale])
     return sum(outcome in ("cancelled", "cancelling") for outcome, _ in answers)

@@ -11,24 +11,79 @@ import typer
 
 from producer.cli import exits, options
 from producer.cli.flags import Given, spread
+from producer.cli.options import one_of
 from producer.cli.rendering import FLAGS as RENDERING
 from producer.cli.sampling import FLAGS as SAMPLING
 
 if TYPE_CHECKING:
-    from producer.bulk.generate import Report
+    from producer.bulk.generate import BadIds, DoneBefore, Report
+    from producer.bulk.inputs import Format
 
-SHOWN_FAULTS = 20
+ROWS = "What a row asks"
+FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
+BAD_IDS: tuple[BadIds, ...] = ("refuse", "rows")
 
 
 @spread(rendering=RENDERING, sampling=SAMPLING)
 def generate(
     rendering: Given,
     sampling: Given,
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Rows as JSON lines: {prompt} or {messages}.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN...",
+            help="Rows: JSON lines ({prompt} or {messages}, or OpenAI's batch files), CSV or Parquet; may be gzip or "
+            "zstd. Files, 'globs', URLs, - for stdin.",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="Where the answers go, in the order of IN."),
     ] = None,
+    input_format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="|".join(FORMATS),
+            help="What the inputs are. [default: by their names]",
+            rich_help_panel=ROWS,
+        ),
+    ] = None,
+    prompt_column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Holds the prompt, or a chat.", rich_help_panel=ROWS)
+    ] = None,
+    prompt_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT|@FILE",
+            help="Jinja2 with the columns as variables: 'Translate: {{ text }}'.",
+            rich_help_panel=ROWS,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="System message; prompts become a user's turn.", rich_help_panel=ROWS
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Prompts are a user's turn of a chat.", rich_help_panel=ROWS)
+    ] = False,
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Holds the rows' own names. [default: custom_id, in a batch file]",
+            rich_help_panel=ROWS,
+        ),
+    ] = None,
+    bad_ids: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|rows",
+            help="Names that are missing or not unique: refuse to begin, or make these rows errors.",
+            rich_help_panel=ROWS,
+        ),
+    ] = "refuse",
     model: Annotated[
         str | None,
         typer.Option(
@@ -55,11 +110,25 @@ def generate(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only say which rows cannot be asked.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Only say which rows cannot be asked, and about how much the rest is."),
+    ] = False,
 ) -> None:
-    """Answer every row of a file. Interrupted at any moment, the same command goes on."""
+    """Answer every row of the inputs. Interrupted at any moment, the same command goes on."""
+    format = one_of("--input-format", input_format, FORMATS)
+    on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS) or "refuse"
+    from producer.bulk.inputs import find_inputs
+    from producer.bulk.wording import Wording
+
+    wording = Wording(
+        prompt_column=prompt_column, prompt_template=_text(prompt_template), system=system, chat=chat
+    )
+    inputs = find_inputs(sources, format)
     if check:
-        raise typer.Exit(_check(source, sampling, rendering, as_json))
+        from producer.cli.checking import check_inputs
+
+        raise typer.Exit(check_inputs(inputs, sampling, rendering, wording, id_column, on_bad_ids, as_json))
     if output is None:
         raise typer.BadParameter("give -o OUT (or --check)")
     if resume and overwrite:
@@ -68,15 +137,18 @@ def generate(
 
     interrupt = Interrupt()
     interrupt.listen()
-    from producer.bulk.generate import Order
+    from producer.bulk.generate import Order, Report
     from producer.bulk.generate import generate as run
     from producer.cli import screen
 
     order = Order(
-        source=source,
+        inputs=inputs,
         output=output,
         defaults=sampling,
         rendering=rendering,
+        wording=wording,
+        id_column=id_column,
+        bad_ids=on_bad_ids,
         model=model,
         queue=queue,
         redis_url=redis_url,
@@ -92,46 +164,52 @@ def generate(
         screen.note("interrupted: the same command goes on from here")
         raise typer.Exit(exits.INTERRUPTED) from None
     raise typer.Exit(
-        _already_done(output, quiet, as_json) if report is None else _report(report, quiet, as_json)
+        _report(report, quiet, as_json)
+        if isinstance(report, Report)
+        else _already_done(report, output, quiet, as_json)
     )
 
 
-def _check(source: Path, sampling: Given, rendering: Given, as_json: bool) -> int:
-    from producer.bulk.generate import faults
-    from producer.cli.screen import note
-
-    rows = bad = 0
-    for fault in faults(source, sampling, rendering):
-        rows += 1
-        if fault is not None:
-            bad += 1
-            if bad <= SHOWN_FAULTS:
-                note(f"line {fault.line}: {fault.code}: {fault.message}")
-    if bad > SHOWN_FAULTS:
-        note(f"and {bad - SHOWN_FAULTS:,} more")
-    if as_json:
-        print(json.dumps({"rows": rows, "bad": bad}))
-    else:
-        note(f"{rows:,} rows, {bad:,} of them cannot be asked")
-    return exits.ROW_ERRORS if bad else exits.OK
+def _text(given: str | None) -> str | None:
+    """A text, or that of the file behind an @."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"--prompt-template {given}: {error}") from None
 
 
-def _already_done(output: Path, quiet: bool, as_json: bool) -> int:
-    from producer.cli.screen import note
+def _already_done(done: DoneBefore, output: Path, quiet: bool, as_json: bool) -> int:
+    from producer.cli.screen import note, note_torn
 
     if as_json:
-        print(json.dumps({"output": str(output.resolve()), "already_complete": True}))
+        print(
+            json.dumps(
+                {
+                    "output": str(output.resolve()),
+                    "already_complete": True,
+                    "input_incomplete": list(done.torn),
+                }
+            )
+        )
     elif not quiet:
         note(f"{output} is complete already: nothing to do")
-    return exits.OK
+    note_torn(done.torn)
+    return exits.INPUT_INCOMPLETE if done.torn else exits.OK
 
 
 def _report(report: Report, quiet: bool, as_json: bool) -> int:
+    from producer.cli.screen import note_torn
+
     if as_json:
         print(json.dumps(_as_dict(report)))
     elif not quiet:
         for line in _summary(report):
             print(line, file=sys.stderr)
+    note_torn(report.torn)
+    if report.torn:
+        return exits.INPUT_INCOMPLETE
     return exits.ROW_ERRORS if report.totals.failed else exits.OK
 
 
@@ -164,4 +242,5 @@ def _as_dict(report: Report) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "output": str(report.places.output),
         "errors": str(report.places.errors),
+        "input_incomplete": list(report.torn),
     }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+W = TypeVar("W", bound=str)
 
 RedisUrl = Annotated[
     str | None,
@@ -41,6 +44,20 @@ def moment(text: str | None) -> float | None:
             raise typer.BadParameter(f"{text!r} has no time zone: write {text}Z or {text}+01:00") from None
         value = given.timestamp()
     return seconds(value)
+
+
+def one_of(option: str, given: str | None, words: Sequence[W]) -> W | None:
+    """The word that was given.
+
+    Raises:
+        typer.BadParameter: it is none of these.
+    """
+    if given is None:
+        return None
+    for word in words:
+        if word == given:
+            return word
+    raise typer.BadParameter(f"{option}: give {', '.join(words[:-1])} or {words[-1]}, not {given!r}")
 
 
 def seconds(value: float | None) -> float | None:

@@ -18,6 +18,12 @@ def note(text: str) -> None:
     print(f"millstream: {text}", file=sys.stderr, flush=True)
 
 
+def note_torn(torn: Sequence[str]) -> None:
+    """Say what of the inputs was missing."""
+    for fault in torn:
+        note(f"the input is incomplete: {fault}")
+
+
 def note_missing_worker(client: Client) -> None:
     """Say so if nobody would run the job."""
     if not any(beat.alive for beat in client.status().workers):

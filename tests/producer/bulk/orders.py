@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from producer.bulk.generate import Order, generate
+from producer.bulk.inputs import find_inputs
 from producer.bulk.interrupt import Interrupt
+from producer.bulk.wording import Wording
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
@@ -26,10 +28,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
     """An order as a plain command line would make it."""
     plain = Order(
-        source=source,
+        inputs=find_inputs([str(source)]),
         output=output,
         defaults={},
         rendering={},
+        wording=Wording(),
+        id_column=None,
+        bad_ids="refuse",
         model=None,
         queue=None,
         redis_url=url,

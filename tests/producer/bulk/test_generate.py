@@ -162,7 +162,7 @@ def test_other_questions_are_refused_and_changed_rows_redone_alone(
         assert len(worker.answered) == 9
         assert read_rows(output)[1]["completion"] == "another one"
 
-        lines += [lines[2], lines[3].replace("k3", "k9")]
+        lines += [lines[2].replace("k2", "k8"), lines[3].replace("k3", "k9")]
         source.write_text("\n".join(lines))
         assert program(*command).returncode == 0
         assert (len(worker.answered), len(read_rows(output))) == (11, 10)
@@ -218,7 +218,7 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
     (tmp_path / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
     (tmp_path / "folder").mkdir()
     (tmp_path / "x.errors.jsonl").hardlink_to(source)
-    (tmp_path / "packed.jsonl").write_bytes(b"\x1f\x8b\x08\x00rest")
+    (tmp_path / "packed.jsonl").write_bytes(b"PK\x03\x04rest")
     content = source.read_bytes()
     for arguments, words in [
         ((source, "-o", source), "the input itself"),
@@ -237,7 +237,7 @@ def test_what_cannot_work_is_refused_before_anything_is_submitted(
         ((source, "-o", tmp_path / "out.jsonl", "--window", "0"), "--window"),
         ((tmp_path / "none.jsonl", "-o", tmp_path / "out.jsonl"), "No such file"),
         ((tmp_path / "folder", "-o", tmp_path / "out.jsonl"), "Is a directory"),
-        ((tmp_path / "packed.jsonl", "-o", tmp_path / "out.jsonl"), "gzip"),
+        ((tmp_path / "packed.jsonl", "-o", tmp_path / "out.jsonl"), "zip"),
     ]:
         refused = program("generate", *arguments)
         assert (refused.returncode, words in refused.stderr, refused.stdout) == (2, True, ""), refused

@@ -1,0 +1,69 @@
+"""CSV as rows: the cells are text and stay so; a row becomes the JSON object of its columns.
+
+What is no CSV is a fault of its row alone. A quote that is never closed takes all that follows it along: one row,
+at the line where it opened.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from producer.bulk.lines import LONGEST_LINE, BadRow, Line
+from producer.refusal import Refused
+
+
+def read_csv(file: BinaryIO, name: str) -> Iterator[Line | BadRow]:
+    """The rows of a CSV file in UTF-8, a header first; numbers are those of the line where a row begins.
+
+    Raises:
+        Refused: the header names no columns, or one twice.
+    """
+    csv.field_size_limit(LONGEST_LINE)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    reader = csv.reader(text, strict=True)
+    header = _header(reader, name)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as fault:
+            yield _bad(number, "", "invalid_csv", str(fault))
+            continue
+        if cells:
+            yield _row(number, header, cells)
+
+
+def _header(reader: Iterator[list[str]], name: str) -> list[str]:
+    try:
+        header = next(reader, [])
+    except csv.Error as fault:
+        raise Refused(f"{name}: the header is no CSV: {fault}") from None
+    if twice := next((column for at, column in enumerate(header) if column in header[:at]), None):
+        raise Refused(f"{name}: the column {twice!r} stands there twice")
+    return header
+
+
+def _row(number: int, header: list[str], cells: list[str]) -> Line | BadRow:
+    if len(cells) != len(header):
+        return _bad(
+            number, "\0".join(cells), "invalid_csv", f"{len(cells)} cells under {len(header)} columns"
+        )
+    raw = json.dumps(dict(zip(header, cells, strict=True)), ensure_ascii=False)
+    try:
+        encoded = raw.encode()
+    except UnicodeEncodeError:
+        return _bad(number, raw, "invalid_utf8", "a cell is no UTF-8")
+    if len(encoded) > LONGEST_LINE:
+        return _bad(number, raw, "line_too_long", f"the row has more than {LONGEST_LINE:,} bytes")
+    return Line(number, encoded, kind="text")
+
+
+def _bad(number: int, content: str, code: str, message: str) -> BadRow:
+    digest = Line(number, content.encode(errors="surrogateescape")).digest
+    return BadRow(number, digest, None, code, message)

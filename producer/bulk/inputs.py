@@ -1,0 +1,224 @@
+"""What a run reads: files, globs, standard input and URLs, as one sequence of rows.
+
+    a.jsonl b.csv.gz 'more/*.parquet' - s3://bucket/c.jsonl
+       |                              |         '--- copied beside the output for the time of the run, so that a
+       |                              '------------- resumed run reads the same bytes as often as it must
+       '--- read where they are
+
+A row's position is its file's number and its line in it; see `lines.position`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Literal
+
+from producer.bulk.csv_rows import read_csv
+from producer.bulk.lines import BadRow, Line, position, read_lines
+from producer.bulk.manifest import FileState
+from producer.bulk.packed import open_unpacked
+from producer.bulk.parquet_rows import MAGIC, count_parquet, read_parquet
+from producer.refusal import Refused
+
+Format = Literal["jsonl", "csv", "parquet"]
+FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
+STDIN = "-"
+_CHUNK = 1 << 20
+_ENDINGS: dict[str, Format] = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
+_PACKED_ENDINGS = (".gz", ".gzip", ".zst", ".zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One of the things that a command names."""
+
+    name: str
+    """As the user wrote it."""
+    path: Path | None
+    """Where its bytes lie; None as long as it is standard input or a URL that was not copied."""
+    format: Format
+
+
+class Inputs:
+    """Everything a run reads, in order."""
+
+    def __init__(self, inputs: Sequence[Input]) -> None:
+        self.inputs = tuple(inputs)
+        self.torn: list[str] = []
+        """What was found missing in the inputs that were read to their end."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files."""
+        return [one.path for one in self.inputs if one.path is not None]
+
+    def __str__(self) -> str:
+        names = [one.name for one in self.inputs]
+        return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
+
+    def rows(self) -> Iterator[Line | BadRow]:
+        """Every row that is not blank, in order.
+
+        Raises:
+            Refused: an input cannot be read as what it is.
+        """
+        self.torn.clear()
+        several = len(self.inputs) > 1
+        for number, one in enumerate(self.inputs):
+            start = position(number, 0)
+            for row in self._rows_of(one):
+                yield replace(row, number=start + row.number, file=one.name) if several else row
+
+    def count(self) -> int:
+        """How many rows there are: one pass over the bytes, for the progress display."""
+        return sum(
+            count_parquet(_there(one)) if one.format == "parquet" else sum(1 for _ in self._rows_of(one))
+            for one in self.inputs
+        )
+
+    def state(self) -> FileState:
+        """What tells that the inputs are still those that we saw."""
+        states = [FileState.of(path) for path in self.paths]
+        if len(states) == 1:
+            return states[0]
+        digests = "".join(state.digest for state in states)
+        digest = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
+        return FileState(size=sum(state.size for state in states), digest=digest)
+
+    def fetched(self, folder: Path) -> Inputs:
+        """The same inputs, standard input and URLs copied into a folder.
+
+        Raises:
+            Refused: one cannot be read.
+        """
+        return Inputs(
+            [
+                one
+                if one.path is not None
+                else replace(one, path=_copy(one.name, folder / f"input-{number}"))
+                for number, one in enumerate(self.inputs)
+            ]
+        )
+
+    def drop_copies(self, folder: Path) -> None:
+        """Delete what `fetched` has copied."""
+        for path in self.paths:
+            if path.parent == folder:
+                path.unlink(missing_ok=True)
+
+    def _rows_of(self, one: Input) -> Iterator[Line | BadRow]:
+        path = _there(one)
+        if one.format == "parquet":
+            yield from read_parquet(path)
+            return
+        file, torn = open_unpacked(path)
+        with file:
+            if one.format == "csv":
+                yield from _without_torn_row(read_csv(file, one.name), torn)
+            else:  # half of a JSON object is none, and so a fault of its own
+                yield from read_lines(file)
+        if (fault := torn()) is not None:
+            self.torn.append(f"{one.name}: {fault}")
+
+
+def find_inputs(names: Iterable[str], format: Format | None = None) -> Inputs:
+    """The inputs that a command names; a glob stands for its files in the order of their names.
+
+    Args:
+        format: of all of them; None: by the end of each name, else JSON lines.
+
+    Raises:
+        Refused: one is not there, cannot be read, or is named twice.
+    """
+    found = [Input(name, path, format or _format_of(name, path)) for name, path in _expand(names)]
+    if not found:
+        raise Refused("there is no input")
+    paths = [one.path.resolve() for one in found if one.path is not None]
+    if twice := next((path for at, path in enumerate(paths) if path in paths[:at]), None):
+        raise Refused(f"{twice} is named twice")
+    if sum(one.name == STDIN for one in found) > 1:
+        raise Refused("standard input is named twice")
+    return Inputs(found)
+
+
+def _expand(names: Iterable[str]) -> Iterator[tuple[str, Path | None]]:
+    for name in names:
+        if name == STDIN or "://" in name:
+            yield name, None
+        elif has_magic(name) and not Path(name).exists():
+            matches = sorted(glob(name, recursive=True))
+            if not matches:
+                raise Refused(f"no file matches {name}")
+            yield from ((match, _readable(match)) for match in matches if not Path(match).is_dir())
+        else:
+            yield name, _readable(name)
+
+
+def _readable(name: str) -> Path:
+    path = Path(name)
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise Refused(f"{name} is no regular file")
+            if file.read(4) == b"PK\x03\x04":
+                raise Refused(f"{name} is zip: unpack it first")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise Refused(f"cannot read {name}: {why}") from None
+    return path.resolve()
+
+
+def _format_of(name: str, path: Path | None) -> Format:
+    if path is not None:
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                return "parquet"
+    bare = name.lower().split("?")[0]
+    for ending in _PACKED_ENDINGS:
+        bare = bare.removesuffix(ending)
+    return _ENDINGS.get(Path(bare).suffix, "jsonl")
+
+
+def _without_torn_row(
+    rows: Iterator[Line | BadRow], torn: Callable[[], str | None]
+) -> Iterator[Line | BadRow]:
+    """The rows of a table of text; where it ends early, the last may be half a row that looks like a whole one."""
+    last: Line | BadRow | None = None
+    for row in rows:
+        if last is not None:
+            yield last
+        last = row
+    if last is not None and (fault := torn()) is not None:
+        last = BadRow(last.number, last.digest, None, "input_incomplete", fault)
+    if last is not None:
+        yield last
+
+
+def _there(one: Input) -> Path:
+    if one.path is None:
+        raise RuntimeError(f"{one.name} was not copied")
+    return one.path
+
+
+def _copy(name: str, place: Path) -> Path:
+    with place.open("wb") as copy:
+        if name == STDIN:
+            shutil.copyfileobj(sys.stdin.buffer, copy, _CHUNK)
+            return place
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise Refused(f"{name} is a URL: pip install 'millstream[files]'") from None
+        try:
+            with fsspec.open(name, "rb") as source:
+                shutil.copyfileobj(source, copy, _CHUNK)
+        except (OSError, ValueError, ImportError) as error:
+            raise Refused(f"cannot read {name}: {str(error).splitlines()[0]}") from None
+    return place

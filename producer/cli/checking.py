@@ -1,0 +1,95 @@
+"""`millstream generate --check`: what of the inputs can be asked, and about how much that is. Nothing runs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from producer.bulk.generate import BadIds, faults
+from producer.bulk.ids import refuse_bad_ids
+from producer.bulk.inputs import Inputs
+from producer.bulk.lines import BadRow
+from producer.bulk.requests import Requests
+from producer.bulk.wording import Wording
+from producer.cli import exits
+from producer.cli.flags import Given
+from producer.cli.screen import note, note_torn
+from producer.request import build_job
+from protocol import Job
+
+SHOWN_FAULTS = 20
+BYTES_A_TOKEN = 4
+"""English text under the tokenizers of today's models; there is no tokenizer here."""
+
+
+def check_inputs(
+    inputs: Inputs,
+    sampling: Given,
+    rendering: Given,
+    wording: Wording,
+    id_column: str | None,
+    bad_ids: BadIds,
+    as_json: bool,
+) -> int:
+    """Say what is wrong with which rows; the exit code.
+
+    Raises:
+        Refused: an input cannot be read, or its rows' names stop the run.
+        RequestError: no row could be asked with these parameters.
+    """
+    wording.check()
+    build_job(None, [{"role": "user", "content": ""}], None, sampling, "check", **rendering)
+    requests = Requests("check", sampling, None, rendering, wording)
+    rows: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = inputs.fetched(Path(folder))
+        if bad_ids == "refuse":
+            refuse_bad_ids(inputs, id_column)
+        for asked in faults(inputs, requests, id_column):
+            rows["rows"] += 1
+            if isinstance(asked, BadRow):
+                rows["bad"] += 1
+                if rows["bad"] <= SHOWN_FAULTS:
+                    where = f"{asked.file}, line" if asked.file is not None else "line"
+                    note(f"{where} {asked.line}: {asked.code}: {asked.message}")
+            else:
+                rows["prompt_tokens"] += prompt_tokens(asked.job)
+                rows["most_output_tokens"] += most_output_tokens(asked.job)
+    if rows["bad"] > SHOWN_FAULTS:
+        note(f"and {rows['bad'] - SHOWN_FAULTS:,} more")
+    note_torn(inputs.torn)
+    _tell(rows, inputs, as_json)
+    return exits.INPUT_INCOMPLETE if inputs.torn else exits.ROW_ERRORS if rows["bad"] else exits.OK
+
+
+def prompt_tokens(job: Job) -> int:
+    """About how many tokens a job's prompts have; exact for prompts of token ids."""
+    return _tokens(job.prompt if job.prompt is not None else job.messages)
+
+
+def most_output_tokens(job: Job) -> int:
+    """How many tokens it may write; 0 where nothing but the model's context bounds it."""
+    return (job.params.token_limit or 0) * job.params.n
+
+
+def _tokens(prompt: Any) -> int:
+    if isinstance(prompt, str):
+        return -(-len(prompt.encode(errors="replace")) // BYTES_A_TOKEN)
+    if isinstance(prompt, int):
+        return 1
+    if isinstance(prompt, dict):
+        return sum(map(_tokens, prompt.values()))
+    return sum(map(_tokens, prompt)) if isinstance(prompt, list | tuple) else 0
+
+
+def _tell(rows: Counter[str], inputs: Inputs, as_json: bool) -> None:
+    if as_json:
+        names = ("rows", "bad", "prompt_tokens", "most_output_tokens")
+        print(json.dumps({**{name: rows[name] for name in names}, "input_incomplete": inputs.torn}))
+        return
+    note(f"{rows['rows']:,} rows, {rows['bad']:,} of them cannot be asked")
+    most = f", at most {rows['most_output_tokens']:,} to write" if rows["most_output_tokens"] else ""
+    note(f"about {rows['prompt_tokens']:,} tokens to read{most}")
