@@ -1,0 +1,178 @@
+"""The breaker around the model: one process after the other, then no more; and who of the jobs is to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import calls
+from broker.queue import Queue
+from engine.interface import DeviceLost
+from tests.worker.harness import Workers, nothing_left, result, submit, until, words
+from tests.worker.inside import CRASH, enqueue, inside, make_worker, model_of, running
+from tests.worker.inside import until as until_here
+from worker import backoff
+from worker.restarts import MOST_CRASHES, MOST_DEVICES, ModelGivenUp, Restarts
+
+LOST = DeviceLost("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.fixture(autouse=True)
+def _hasty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("long") is None:
+        monkeypatch.setattr(backoff, "FIRST_S", 0.03)
+
+
+def test_only_ends_in_a_row_without_a_finished_job_count() -> None:
+    restarts = Restarts()
+    for finished in range(20):
+        for _ in range(MOST_DEVICES - 1):
+            restarts.note(LOST, finished)
+            restarts.check(LOST)
+    restarts.note(LOST, 19)
+    with pytest.raises(ModelGivenUp, match=r"3 model processes .* illegal memory access"):
+        restarts.check(LOST)
+
+
+def test_crashes_are_given_more_patience_for_each_convicts_one_job_at_most() -> None:
+    restarts = Restarts()
+    for _ in range(MOST_CRASHES - 1):
+        restarts.note(CRASH, 0)
+        restarts.check(CRASH)
+    restarts.note(CRASH, 0)
+    with pytest.raises(ModelGivenUp, match="signal 9"):
+        restarts.check(CRASH)
+
+
+def test_a_device_that_never_works_ends_the_worker_and_costs_no_job(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        submit(queue, f"j{number}", f"BOOM {words(20)}")
+
+    async def story() -> None:
+        worker = make_worker(workers.url, model="dry-run:words?lost=BOOM")
+        with pytest.raises(ModelGivenUp, match=r"3 model processes.*fails the device.*handed back"):
+            await worker.run()
+        assert len(worker._ledger) == 0
+
+    inside(monkeypatch, story)
+    said = [line for line in caplog.messages if "has given up its device" in line]
+    assert [line.count(f"{number} of {MOST_DEVICES} in a row") for number, line in enumerate(said, 1)] == [
+        1
+    ] * 3
+    for number in range(5):
+        look = queue.run(calls.look(queue.keys, f"j{number}"))
+        assert look.state == "queued"
+        assert 1 <= look.attempt <= 3, (
+            "one may still wait for its next try when the others end the third process"
+        )
+        assert queue.client.hget(queue.keys.job(f"j{number}"), "crashes") == b"0"
+    assert queue.run(calls.status(queue.keys)).workers == ()
+
+
+def test_one_that_fails_the_device_is_found_alone_and_its_neighbours_are_not_blamed(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the ends jobs are finished: the device works. Tried in a batch, the last time alone."""
+    enqueue(queue, "bad", words(5000))
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        look = calls.look(queue.keys, "bad")
+        async with running(worker):
+            for attempt in (1, 2, 3, 4):
+                await until_here(lambda: queue.run(look).attempt == attempt, "started")  # noqa: B023
+                await until_here(lambda: worker._ledger.running > 0, "with the model")
+                if attempt < 4:
+                    enqueue(queue, f"ok{attempt}", words(3))
+                    done = calls.look(queue.keys, f"ok{attempt}")
+                    await until_here(lambda: queue.run(done).state == "succeeded", "its neighbour")  # noqa: B023
+                model_of(worker).die(LOST)
+            await until_here(lambda: queue.run(look).state == "failed", "convicted")
+
+    inside(monkeypatch, story)
+    stored = result(queue, "bad")
+    assert stored.attempt == 4, "max_retries is 3"
+    assert stored.error is not None
+    assert stored.error.code == "device_error"
+    assert "alone" in stored.error.message
+    nothing_left(queue)
+
+
+def test_a_crash_convicts_only_alone_and_the_device_never_as_poison(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two crashes with others; the third start is alone, but the end is the device's: it is tried again, alone."""
+    enqueue(queue, "j", words(2000))
+    enqueue(queue, "mate", words(30))
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+
+        async def started(attempt: int) -> None:
+            await until_here(lambda: queue.run(look).attempt == attempt and worker._ledger.running > 0, "on")
+
+        look = calls.look(queue.keys, "j")
+        async with running(worker):
+            for attempt in (1, 2):
+                await started(attempt)
+                model_of(worker).die(CRASH)
+            await started(3)
+            model_of(worker).die(LOST)
+            await started(4)
+            model_of(worker).die(CRASH)
+            await until_here(lambda: queue.run(look).state == "dead", "convicted")
+            mate = calls.look(queue.keys, "mate")
+            await until_here(lambda: queue.run(mate).state == "succeeded", "the innocent neighbour")
+
+    inside(monkeypatch, story)
+    assert result(queue, "mate").text == words(30)
+    assert "died 3 times, the last time with this job alone" in str(result(queue, "j").error)
+    assert sum("job j attempt" in line and "runs alone" in line for line in caplog.messages) == 2
+    nothing_left(queue)
+
+
+def test_what_arrives_while_the_process_is_replaced_runs_in_the_next(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs taken between the end of a process and the next one, suspects among them, are neither lost nor stuck."""
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        async with running(worker):
+            enqueue(queue, "first", words(2000))
+            await until_here(lambda: worker._ledger.running == 1, "started")
+            hand_back = worker._ledger._hand_back
+
+            async def slow(handed: object) -> None:
+                monkeypatch.setattr(worker._ledger, "_hand_back", hand_back)
+                enqueue(queue, "suspect", words(3))
+                enqueue(queue, "plain", words(3))
+                queue.client.hset(queue.keys.job("suspect"), "crashes", 2)
+                call = calls.lease(queue.keys, worker.id, worker._lease_number + 1, 9, 30_000)
+                worker._lease_number += 1
+                await worker._ledger.take(queue.run(call).leases)
+                await hand_back(handed)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(worker._ledger, "_hand_back", slow)
+            model_of(worker).die(CRASH)
+            for name in ("suspect", "plain"):
+                look = calls.look(queue.keys, name)
+                await until_here(lambda: queue.run(look).state == "succeeded", name)  # noqa: B023
+
+    inside(monkeypatch, story)
+
+
+@pytest.mark.long
+def test_a_broken_device_in_a_worker_of_its_own(queue: Queue, workers: Workers) -> None:
+    submit(queue, "j", f"BOOM {words(20)}")
+    worker = workers.start(model="dry-run:words?lost=BOOM")
+    assert worker.wait() == 1
+    assert worker.log.count("has given up its device") == MOST_DEVICES
+    assert worker.log.splitlines()[-1].startswith("millstream: 3 model processes ended in a row")
+    assert "Traceback" not in worker.log
+    assert queue.run(calls.look(queue.keys, "j")).state == "queued"
+    workers.start(model="dry-run:words")
+    until(
+        lambda: queue.run(calls.look(queue.keys, "j")).state == "succeeded", "another worker's device works"
+    )
