@@ -189,12 +189,8 @@ async def run(part: Part, setting: Setting, folder: Path) -> Outcome:
             for plan in part.plans
             if plan.id in stage.people.accepted
         ]
-        faults = [fault for account in accounts for fault in judge(account)]
-        faults += await stage.referee.dead_letter_faults(accounts)
-        await stage.referee.collect()
-        faults += await stage.referee.left()
+        faults = await _faults(accounts, stage)
         await cancel([reading])
-    faults += [Fault("stray", "-", stray) for stray in stage.fleet.strays]
     seconds = time.monotonic() - began
     words = _in_words(part, setting)
     return Outcome(
@@ -209,6 +205,15 @@ async def run(part: Part, setting: Setting, folder: Path) -> Outcome:
         stage.fleet,
         seconds,
     )
+
+
+async def _faults(accounts: list[Account], stage: Stage) -> list[Fault]:
+    """All that is wrong; the queue is emptied for it."""
+    faults = [fault for account in accounts for fault in judge(account)]
+    faults += await stage.referee.dead_letter_faults(accounts)
+    await stage.referee.collect()
+    faults += await stage.referee.left()
+    return faults + [Fault("stray", "-", stray) for stray in stage.fleet.strays]
 
 
 def _in_words(part: Part, setting: Setting) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import chaos
-from bench.chaos_books import Account, Pause, Stream, judge, longest_pause
+from bench.chaos_books import Account, Fault, Pause, Stream, judge, longest_pause
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans
 from bench.chaos_proxy import Proxy
 from bench.chaos_referee import leaked
@@ -274,7 +274,22 @@ def test_a_short_run(tmp_path: Path) -> None:
     model = part.model.replace(
         "delay=20ms&slots=8", "delay=20ms&slots=4"
     )  # so that the jobs outlast the schedule
-    assert_good(in_short(part, tmp_path, model=model, workers=2, gap_s=0.2, decks=1))
+    outcome = in_short(part, tmp_path, model=model, workers=2, gap_s=0.2, decks=1)
+    assert_good(outcome)
+    assert "| 60 |" in tables(outcome)
+    assert_it_could_have_failed(outcome)
+
+
+def assert_it_could_have_failed(outcome: Outcome) -> None:
+    assert replace(outcome, faults=[Fault("near tie", "j00001", "")]).is_good
+    torn = replace(outcome, faults=[Fault("torn", "j00001", "a gap")])
+    assert not torn.is_good
+    assert "torn: j00001: a gap\n\nj00001: accepted at" in histories(torn)
+    assert "job j00001 attempt 1: leased" in histories(torn), "what a worker's log says of it"
+    assert not replace(outcome, jobs=61).is_good
+    outcome.schedule.happened.clear()
+    assert not outcome.is_good
+    assert "Never happened: SIGKILL to a worker, " in tables(outcome)
 
 
 @pytest.mark.long
