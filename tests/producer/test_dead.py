@@ -156,14 +156,14 @@ def test_the_verbs_of_dead_letters(program: Program, url: str) -> None:
 
 
 def test_requeue_all_takes_every_job_and_leaves_what_is_none(program: Program, url: str) -> None:
-    die(url, *(f"j{n}" for n in range(120)))
+    die(url, *(f"j{n}" for n in range(105)))
     with Client(url) as client:
         foreign(client)
     done = program("dead", "requeue", "--all")
-    assert (done.returncode, len(done.stdout.splitlines())) == (1, 120)
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 105)
     assert len(done.stderr.splitlines()) == 2
     status = json.loads(program("status", "--json").stdout)
-    assert (status["waiting"], status["dead"]) == (120, 2)
+    assert (status["waiting"], status["dead"]) == (105, 2)
     assert program("dead", "purge", "--all", "--json").stdout == '{"purged": 2}\n'
 
 
