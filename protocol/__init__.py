@@ -30,7 +30,16 @@ from protocol.job import PRIORITIES, Job, Priority
 from protocol.logprobs import TokenLogprob, TopLogprob
 from protocol.message import Message, TextPart
 from protocol.response_format import ResponseFormat
-from protocol.result import TERMINAL_STATES, Choice, JobError, Result, State, TerminalState, Usage
+from protocol.result import (
+    TERMINAL_STATES,
+    Choice,
+    JobError,
+    Result,
+    State,
+    TerminalState,
+    Usage,
+    encode_result,
+)
 from protocol.sampling import SamplingParams
 from protocol.validation import describe_validation
 
@@ -71,6 +80,7 @@ __all__ = [
     "WrongState",
     "decode_event",
     "describe_validation",
+    "encode_result",
     "encode_terminal",
     "encode_token",
     "is_token",

@@ -9,11 +9,11 @@ bytes live. The last one is terminal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic_core import to_json
 
 from protocol.logprobs import TokenLogprob
 
@@ -105,7 +105,7 @@ def encode_token(
         event["logprobs"] = logprobs
     if prompt_logprobs:
         event["prompt_logprobs"] = prompt_logprobs
-    return json.dumps(event, separators=(",", ":")).encode()
+    return to_json(event)
 
 
 def encode_terminal(
@@ -117,5 +117,9 @@ def encode_terminal(
     message: str | None = None,
 ) -> bytes:
     """A terminal event as bytes."""
-    event = TerminalEvent(type=kind, id=job_id, seq=seq, attempt=attempt, code=code, message=message)
-    return event.model_dump_json(exclude_none=True).encode()
+    event: dict[str, object] = {"type": kind, "id": job_id, "seq": seq, "attempt": attempt}
+    if code is not None:
+        event["code"] = code
+    if message is not None:
+        event["message"] = message
+    return to_json(event)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 
 from protocol.event import FinishReason
 from protocol.logprobs import TokenLogprob
@@ -87,3 +89,17 @@ class Result(BaseModel):
             pydantic.ValidationError: it is no result.
         """
         return cls.model_validate_json(raw)
+
+
+def encode_result(fields: Mapping[str, object], choices: Iterable[Mapping[str, object]]) -> bytes:
+    """A result as stored, without building the model: the worker calls this for every job, with what it made itself.
+
+    Args:
+        fields: of `Result`, `choices` apart; None where absent.
+        choices: fields of `Choice`, None where absent.
+    """
+    return to_json({"v": 1, **_given(fields), "choices": [_given(choice) for choice in choices]})
+
+
+def _given(fields: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}

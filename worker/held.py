@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 
 from broker.calls import Lease
 from protocol import (
-    Choice,
     FinishReason,
     JobError,
-    Result,
     TerminalState,
     TerminalType,
     TokenEvent,
     TokenLogprob,
-    Usage,
     decode_event,
+    encode_result,
     encode_terminal,
     encode_token,
 )
@@ -50,12 +48,26 @@ class Output:
         if said.finish_reason is not None:
             self.finish_reason, self.stop_reason = said.finish_reason, said.stop_reason
 
+    def as_choice(self, index: int, unfinished: FinishReason) -> dict[str, object]:
+        """The fields of a result's choice; `unfinished` is how it ended if it has no end of its own."""
+        return {
+            "index": index,
+            "text": "".join(self.text),
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason or unfinished,
+            "stop_reason": self.stop_reason,
+            "logprobs": self.logprobs or None,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
+
 
 class Held:
     """A job between its lease and its end. It numbers the job's events, and so owns `seq`."""
 
     def __init__(self, lease: Lease, log: Iterable[bytes] = ()) -> None:
         self.lease = lease
+        self.key = f"{lease.attempt}:{lease.id}"
+        """How job and attempt go by in the model process."""
         self.leased_at = time.monotonic()
         self.deadline = math.inf
         """When it is to be stopped, monotonic."""
@@ -82,11 +94,6 @@ class Held:
     def id(self) -> str:
         """The job's id."""
         return self.lease.id
-
-    @property
-    def key(self) -> str:
-        """How job and attempt go by in the model process."""
-        return f"{self.lease.attempt}:{self.lease.id}"
 
     @property
     def attempt(self) -> int:
@@ -153,40 +160,26 @@ class Held:
         self.has_told_end = True
         return first, events
 
-    def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> Result:
-        """The result, partial where the job did not succeed."""
+    def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> bytes:
+        """The result as it is stored, partial where the job did not succeed."""
         begun = self.begun
         unfinished: FinishReason = "cancelled" if state == "cancelled" else "error"
         outputs = self._in_order(begun.num_choices if begun is not None else 0)
-        choices = [
-            Choice(
-                index=index,
-                text="".join(output.text),
-                token_ids=output.token_ids,
-                finish_reason=output.finish_reason or unfinished,
-                stop_reason=output.stop_reason,
-                logprobs=output.logprobs or None,
-                prompt_logprobs=output.prompt_logprobs,
-            )
-            for index, output in enumerate(outputs)
-        ]
-        usage = None
-        if begun is not None:
-            completion_tokens = sum(len(choice.token_ids) for choice in choices)
-            usage = Usage(prompt_tokens=begun.prompt_tokens, completion_tokens=completion_tokens)
-        elapsed_s = time.monotonic() - self.leased_at
-        return Result(
-            id=self.id,
-            state=state,
-            choices=choices,
-            usage=usage,
-            error=error,
-            model=model,
-            seed=begun.seed if begun is not None else None,
-            attempt=self.attempt,
-            worker=worker,
-            started_at=self.lease.started_ms / 1000,
-            finished_at=self.lease.leased_ms / 1000 + elapsed_s,
+        completion_tokens = sum(len(output.token_ids) for output in outputs)
+        fields = {
+            "id": self.id,
+            "state": state,
+            "usage": begun and {"prompt_tokens": begun.prompt_tokens, "completion_tokens": completion_tokens},
+            "error": error and {"code": error.code, "message": error.message},
+            "model": model,
+            "seed": begun and begun.seed,
+            "attempt": self.attempt,
+            "worker": worker,
+            "started_at": self.lease.started_ms / 1000,
+            "finished_at": self.lease.leased_ms / 1000 + time.monotonic() - self.leased_at,
+        }
+        return encode_result(
+            fields, [output.as_choice(index, unfinished) for index, output in enumerate(outputs)]
         )
 
     def _event(self, choice: int, pieces: Sequence[Piece]) -> bytes:

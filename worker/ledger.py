@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Literal
 
 from broker import calls
-from broker.calls import Handback, Lease
+from broker.calls import Ending, Handback, Lease
 from broker.failpoints import reached
 from broker.script import Call
 from engine.interface import DeviceLost
@@ -34,6 +35,11 @@ from worker.model_process import ModelCrashed
 from worker.quarantine import Quarantine, is_suspect
 
 log = logging.getLogger("millstream.worker")
+
+ENDINGS_AT_ONCE = 128
+"""Jobs that one script ends: 4 ms of the server's time."""
+ENDING_BYTES_AT_ONCE = 1 << 20
+"""Of their results; one may be larger."""
 
 
 class Ledger:
@@ -128,16 +134,18 @@ class Ledger:
         """One step's news to Redis, in one pipeline."""
         async with self._speaking:
             again = self._hear(step)
-            spoken = list(self._calls_of(step))
-            if spoken:
+            ended, due = self._with_news(step)
+            if ended or due:
                 reached("heard")
-            answers = await self._link.run_all([call for _, call, _ in spoken])
-            for (held, _, ends), answer in zip(spoken, answers, strict=True):
-                reached("finished" if ends else "published")
-                if ends:
-                    self.num_finished += answer == "ok" and not (held.error and held.error.code in MAY_PASS)
-                    await self._after_end(held, answer)
-                elif answer.outcome == "lost":
+            finishing = [calls.finish_all(self._keys, part) for part in batches(map(self._own_end, ended))]
+            answers = await self._link.run_all([*finishing, *map(self._publish, due)])
+            for held, end in zip(ended, chain.from_iterable(answers[: len(finishing)]), strict=True):
+                reached("finished")
+                self.num_finished += end == "ok" and not (held.error and held.error.code in MAY_PASS)
+                await self._after_end(held, end)
+            for held, answer in zip(due, answers[len(finishing) :], strict=True):
+                reached("published")
+                if answer.outcome == "lost":
                     self._lose(held)
                 elif answer.outcome == "cancel":
                     await self._cancel(held)
@@ -165,34 +173,47 @@ class Ledger:
                 self.room_made.set()
         return again
 
-    def _calls_of(self, step: Step) -> Iterable[tuple[Held, Call[Any], bool]]:
-        """(job, call, whether it ends the job) for each job that has something to say."""
+    def _with_news(self, step: Step) -> tuple[list[Held], list[Held]]:
+        """The jobs that have ended, and those that have something to log."""
+        ended, due = [], []
         for key in dict.fromkeys(piece.key for piece in step.pieces):
             held = self._held.get(key)
             if held is None:
                 continue
-            if held.error is not None:
-                yield held, self._end(held, "failed", "error", held.error), True
-            elif held.complete:
-                yield held, self._end(held, "succeeded", "done"), True
+            if held.error is not None or held.complete:
+                ended.append(held)
             elif held.due():
-                yield held, self._publish(held), False
+                due.append(held)
+        return ended, due
 
     def _publish(self, held: Held) -> Call[Any]:
         first, events = held.take_events()
         return calls.publish(self._keys, held.id, held.attempt, first, events)
 
-    def _end(
+    def _own_end(self, held: Held) -> Ending:
+        """The end that the model process has brought a job to."""
+        if held.error is not None:
+            return self._ending(held, "failed", "error", held.error)
+        return self._ending(held, "succeeded", "done")
+
+    def _ending(
         self,
         held: Held,
         state: TerminalState,
         kind: TerminalType,
         error: JobError | None = None,
-    ) -> Call[Any]:
-        result = held.result(state, self.model_name, self._worker, error).encode()
+    ) -> Ending:
+        result = held.result(state, self.model_name, self._worker, error)
         first, events = held.take_end(kind, error)
         dead_reason = error.code if error is not None and state == "dead" else ""
-        return calls.finish(self._keys, held.id, held.attempt, state, result, first, events, dead_reason)
+        return Ending(held.id, held.attempt, state, result, first, events, dead_reason)
+
+    async def _end(self, held: Held, state: TerminalState, kind: TerminalType, error: JobError) -> None:
+        """End one job otherwise than the model process did."""
+        (answer,) = await self._link.run(
+            calls.finish_all(self._keys, [self._ending(held, state, kind, error)])
+        )
+        await self._after_end(held, answer)
 
     async def _after_end(self, held: Held, answer: str) -> None:
         if answer == "ok":
@@ -261,7 +282,7 @@ class Ledger:
     async def _stop(self, held: Held, state: Literal["cancelled", "expired"], error: JobError) -> None:
         log.info("job %s attempt %d: %s", held.id, held.attempt, state)
         self._to_model(Drop(held.key))
-        await self._after_end(held, await self._link.run(self._end(held, state, state, error)))
+        await self._end(held, state, state, error)
 
     # -- losing ------------------------------------------------------------------------------------------------
 
@@ -286,18 +307,19 @@ class Ledger:
         held = self._quarantine.alone
         if held is None or held.sent_at is None or (isinstance(error, DeviceLost) and held.has_retries):
             return
+        if isinstance(error, DeviceLost):
+            message = f"the device could not compute it, the last time with this job alone: {error}"
+            said = JobError(code=ErrorCode.DEVICE_ERROR, message=message)
+        else:
+            times = held.lease.crashes + 1
+            message = f"the process that ran it died {times} times, the last time with this job alone"
+            said = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
+        log.error("job %s attempt %d: %s: %s", held.id, held.attempt, said.code, message)
         async with self._speaking:
             if isinstance(error, DeviceLost):
-                message = f"the device could not compute it, the last time with this job alone: {error}"
-                said = JobError(code=ErrorCode.DEVICE_ERROR, message=message)
-                call = self._end(held, "failed", "error", said)
+                await self._end(held, "failed", "error", said)
             else:
-                times = held.lease.crashes + 1
-                message = f"the process that ran it died {times} times, the last time with this job alone"
-                said = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
-                call = self._end(held, "dead", "dead", said)
-            log.error("job %s attempt %d: %s: %s", held.id, held.attempt, said.code, message)
-            await self._after_end(held, await self._link.run(call))
+                await self._end(held, "dead", "dead", said)
 
     async def hand_back(self) -> None:
         """Log what is unlogged and release every lease, so that others can take the jobs at once."""
@@ -354,3 +376,17 @@ class Ledger:
             self.empty.set()
         self._run_suspect()
         self.room_made.set()
+
+
+def batches(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
+    """Endings that go to the server together: one script holds it up while it runs, and has all of them in memory."""
+    batch: list[Ending] = []
+    size = 0
+    for ending in endings:
+        if batch and (len(batch) == ENDINGS_AT_ONCE or size + len(ending.result) > ENDING_BYTES_AT_ONCE):
+            yield batch
+            batch, size = [], 0
+        batch.append(ending)
+        size += len(ending.result)
+    if batch:
+        yield batch

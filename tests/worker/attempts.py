@@ -43,7 +43,7 @@ class Attempt:
         for piece in step.pieces:
             self._held.add(piece)
         if self._held.complete:
-            self.result = self._held.result("succeeded", "m", "w")
+            self.result = Result.decode(self._held.result("succeeded", "m", "w"))
             self._take(self._held.take_end("done"))
         elif self._held.due():
             self._take(self._held.take_events())

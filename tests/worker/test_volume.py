@@ -75,7 +75,7 @@ def test_the_largest_that_is_let_through_reaches_a_watcher(queue: Queue) -> None
     held = Held(lease)
     held.begun = Begun(held.key, count + 1, 1, 0, True)
     held.add(Piece(held.key, 0, [1], "x", True, "length", prompt_logprobs=[None, *[place] * count]))
-    stored = held.result("succeeded", "m", "w").encode()
+    stored = held.result("succeeded", "m", "w")
     first, said = held.take_end("done")
     finish = calls.finish(queue.keys, "j", held.attempt, "succeeded", stored, first, said)
     assert queue.run(finish) == "ok"
