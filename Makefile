@@ -59,6 +59,7 @@ bench: .venv/.installed-test
 	$(BIN)/python -m bench.offline $(offline) $(PEERS) --json $(FIGURES)/offline.json
 	$(BIN)/python -m bench.queue_overhead $(queue) --json $(FIGURES)/queue_overhead.json
 	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
+	$(BIN)/python -m bench.queue --json $(FIGURES)/queue.json
 	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
 	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
 	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md

@@ -56,7 +56,12 @@ def main() -> int:
     """Measure and print the table. Exit code 1 if a queue that was asked for could not be measured."""
     args = _options()
     pythons = _pythons(args.python)
-    figures: dict[str, Any] = {"jobs": args.jobs, "rate": args.rate, "queues": {}}
+    figures: dict[str, Any] = {
+        "jobs": args.jobs,
+        "peer_jobs": args.peer_jobs,
+        "rate": args.rate,
+        "queues": {},
+    }
     failed = False
     for name in (OURS, *pythons):
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -64,7 +69,7 @@ def main() -> int:
             if name == OURS:
                 found = measure_ours(args.jobs, args.rate, args.seconds)
             else:
-                found = measure_peer(name, pythons[name], args.jobs, args.rate, args.seconds)
+                found = measure_peer(name, pythons[name], args.peer_jobs, args.rate, args.seconds)
         except NotMeasured as why:
             failed, found = True, {"why": str(why)}
         figures["queues"][name] = found
@@ -82,6 +87,9 @@ def _options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs to drain (default: %(default)s)")
+    parser.add_argument(
+        "--peer-jobs", type=int, default=2000, help="jobs for a peer to drain (default: %(default)s)"
+    )
     parser.add_argument("--rate", type=float, default=200, help="jobs a second while steady")
     parser.add_argument("--seconds", type=float, default=5, help="how long that lasts")
     parser.add_argument(
@@ -309,7 +317,8 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
         rows.append([name, *speeds, f"{one['p50']:.1f}", f"{one['p99']:.1f}", one["versions"]])
     head = ["queue", "submitted, jobs/s", "drained, jobs/s", "submit to end, median, ms", "p99, ms", "what"]
     about = f"{figures['machine']}; " if "machine" in figures else ""
-    about += f"{figures['jobs']:,} jobs drained; {figures['rate']:g} a second where times are measured."
+    about += f"{figures['jobs']:,} jobs of ours, {figures['peer_jobs']:,} of each peer; "
+    about += f"{figures['rate']:g} a second where times are measured."
     return {"queue": f"{about}\n\n{results.table(head, rows)}"}
 
 
