@@ -34,7 +34,7 @@ def test_a_running_job_is_stopped_at_its_deadline(
                 lambda: model.engine.stats().running == 2 or not logged(queue, "free"), "dropped"
             )
             await until_here(lambda: queue.run(calls.look(queue.keys, "free")).state == "succeeded", "free")
-            assert len(worker._ledger) == 1
+            await until_here(lambda: len(worker._ledger) == 1, "the worker has heard of it")
 
     inside(monkeypatch, story)
     stored = result(queue, "soon")
@@ -60,7 +60,7 @@ def test_a_suspect_that_waits_to_be_alone_is_stopped_too(
         async with running(worker):
             look = calls.look(queue.keys, "suspect")
             await until_here(lambda: queue.run(look).state == "expired", "stopped")
-            assert not worker._ledger.quarantined
+            await until_here(lambda: not worker._ledger.quarantined, "the worker has heard of it")
             enqueue(queue, "next", words(3))
             await until_here(lambda: queue.run(calls.look(queue.keys, "next")).state == "succeeded", "room")
 
