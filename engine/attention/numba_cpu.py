@@ -1,9 +1,8 @@
-"""The CPU backend: decode by the Numba kernel, prefill by torch's fused one, rare features by the reference."""
+"""The CPU backend: all by the Numba kernel, rare features by the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -12,35 +11,18 @@ import torch
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch
-from engine.attention.fused_prefill import attend_chunk
 from engine.attention.kv_layout import KVLayout
-from engine.attention.numba_kernel import decode_kernel
+from engine.attention.numba_kernel import attend
 from engine.attention.numba_numbers import bits, scales
+from engine.attention.pieces import Pieces, cut, rows_of_many_tiles
 from engine.attention.reference import ReferenceBackend, write_kv
 
-Ints = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class _Decodes:
-    """The sequences of a step that compute one token each."""
-
-    rows: Ints
-    tables: Ints
-    lengths: Ints
-
-    @classmethod
-    def of(cls, batch: PackedBatch) -> _Decodes:
-        chosen = [index for index, span in enumerate(batch.spans) if span.num_rows == 1]
-        return cls(
-            np.array([batch.spans[index].first_row for index in chosen], np.int32),
-            batch.block_tables if len(chosen) == len(batch.spans) else batch.block_tables[chosen],
-            np.array([batch.spans[index].length for index in chosen], np.int32),
-        )
+ALONE = 1_500_000
+"""Multiplications that one thread does in the time it takes to wake another and wait for it (some 100 us)."""
 
 
 class NumbaBackend:
-    """Decodes 30 layers of 128 sequences of 173 tokens in 17 ms where SDPA takes 85 to 385 (two Zen 5 cores)."""
+    """Attention of a whole step in one call a layer."""
 
     name = "numba"
     kv_layout = KVLayout()
@@ -54,42 +36,32 @@ class NumbaBackend:
         return self._reference.kv_dtypes(compute)
 
     def plan(self, batch: PackedBatch) -> None:
-        """Tell decodes from prefill chunks, once for all layers."""
+        """See `Backend.plan`; what depends on a layer's window and heads is worked out with the first such layer."""
         self._reference.plan(batch)
-        self._decodes = _Decodes.of(batch)
-        self._chunks = [
-            (span, table)
-            for span, table in zip(batch.spans, self._reference.tables, strict=True)
-            if span.num_rows > 1
-        ]
-        rows = [np.arange(span.first_row, span.end_row) for span, _ in self._chunks]
-        self._chunk_rows = torch.from_numpy(np.concatenate(rows)) if rows else None
-        if self._chunk_rows is not None:
-            self._chunk_blocks = batch.slot_blocks[self._chunk_rows]
-            self._chunk_offsets = batch.slot_offsets[self._chunk_rows]
-        self._parts: dict[tuple[int, int | None], tuple[Ints, Ints]] = {}
-        numba.set_num_threads(self._threads)
+        self._batch = batch
+        rows = rows_of_many_tiles(batch)
+        self._early = None if rows is None else torch.from_numpy(rows)
+        self._pieces: dict[tuple[int, int | None], Pieces] = {}
+        self._parts: dict[tuple[int, int, int | None], npt.NDArray[np.int64]] = {}
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """See `Backend.attend`."""
-        if call.softcap is not None or call.sinks is not None or call.key.shape != call.value.shape:
+        heads, kv_heads, dim = call.query.shape[1], call.key.shape[1], call.query.shape[2]
+        if call.softcap is not None or call.sinks is not None or call.value.shape[2] != dim or dim % 8:
             return self._reference.attend(call)
+        if self._early is not None:
+            places = (self._batch.slot_blocks[self._early], self._batch.slot_offsets[self._early])
+            write_kv(call, self._early, *places)
         out = torch.empty_like(call.query)
-        if self._chunk_rows is not None:
-            write_kv(call, self._chunk_rows, self._chunk_blocks, self._chunk_offsets)
-            for span, table in self._chunks:
-                out[span.first_row : span.end_row] = attend_chunk(call, span, table)
-        if len(self._decodes.rows):
-            self._decode(call, out)
-        return out
-
-    def _decode(self, call: LayerCall, out: torch.Tensor) -> None:
-        heads, kv_heads, head_dim = call.query.shape[1], call.key.shape[1], call.query.shape[2]
-        key = (kv_heads, call.sliding_window)
+        cut_by = (call.key_blocks.shape[2], call.sliding_window)
+        if cut_by not in self._pieces:
+            self._pieces[cut_by] = cut(self._batch, *cut_by)
+        pieces = self._pieces[cut_by]
+        key = (kv_heads, heads * dim, call.sliding_window)
         if key not in self._parts:
-            self._parts[key] = self._partition(kv_heads, call.sliding_window)
-        first_seen, part_starts = self._parts[key]
-        decode_kernel(heads // kv_heads, head_dim)(
+            self._parts[key] = self._partition(pieces, kv_heads, 2 * heads * dim)
+        numba.set_num_threads(len(self._parts[key]) - 1)
+        attend(
             bits(call.query),
             bits(call.key),
             bits(call.value),
@@ -98,21 +70,19 @@ class NumbaBackend:
             scales(call.key_blocks),
             scales(call.value_blocks),
             bits(out),
-            self._decodes.rows,
-            self._decodes.tables,
-            self._decodes.lengths,
-            first_seen,
-            part_starts,
+            self._batch.block_tables,
+            pieces.pieces,
+            pieces.joins,
+            np.empty(pieces.slots * heads * (dim + 2), np.float32),
+            self._parts[key],
+            1 << 30 if call.sliding_window is None else call.sliding_window,
             np.float32(call.scaling),
         )
+        return out
 
-    def _partition(self, kv_heads: int, window: int | None) -> tuple[Ints, Ints]:
-        """First visible token a sequence, and where each thread's units start: equal context, not equal requests."""
-        lengths = self._decodes.lengths
-        first_seen = (
-            np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0).astype(np.int32)
-        )
-        done = np.cumsum(np.repeat(lengths - first_seen, kv_heads))
-        shares = done[-1] * np.arange(1, self._threads) / self._threads
-        cuts = np.searchsorted(done, shares, side="right")
-        return first_seen, np.concatenate([[0], cuts, [len(done)]]).astype(np.int32)
+    def _partition(self, pieces: Pieces, kv_heads: int, cost: int) -> npt.NDArray[np.int64]:
+        """Where each thread's units start: equal work, not equal pieces. One thread where little is to be done."""
+        done = np.cumsum(np.repeat(pieces.work, kv_heads))
+        threads = 1 if done[-1] * (cost // kv_heads) < ALONE else self._threads
+        cuts = np.searchsorted(done, done[-1] * np.arange(1, threads) / threads, side="right")
+        return np.concatenate([[0], cuts, [len(done)]]).astype(np.int64)

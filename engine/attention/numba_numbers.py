@@ -1,6 +1,6 @@
 """Numbers that numpy does not know, read and written inside a Numba kernel.
 
-    torch        numpy     read                                 written
+    torch        numpy     read (`eight.load`)                  written
     float32      float32   as it is
     bfloat16     uint16    upper half of a float32              rounded to nearest even
     float16      int16     bits moved, times 2**112             the same, subnormal numbers too
@@ -24,9 +24,10 @@ from numba.extending import overload
 
 _BITS = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float8_e4m3fn: torch.uint8}
 
-# Bits of the mantissa, bias of the exponent, largest number, first pattern that is not finite.
-_HALF = (10, 15, np.float32(65504), np.uint32(0x7C00))
-_FP8 = (3, 7, np.float32(448), np.uint32(0x7F))
+SMALL_FLOATS = {"float16": (10, 15, 0x7C00), "fp8": (3, 7, 0x7F)}
+"""Bits of the mantissa, bias of the exponent, first pattern that is not finite."""
+_HALF = (*SMALL_FLOATS["float16"][:2], np.float32(65504))
+_FP8 = (*SMALL_FLOATS["fp8"][:2], np.float32(448))
 
 _INVERSE_LARGEST = np.float32(1 / 127)
 _exact = numba.njit(fastmath=False, error_model="numpy")
@@ -49,17 +50,6 @@ def scales(blocks: torch.Tensor) -> npt.NDArray[np.float32] | None:
 
 
 @_exact  # type: ignore[untyped-decorator]
-def _widened(number: Any, sign_shift: Any, mantissa: Any, bias: Any, special: Any) -> Any:
-    """A small float, its sign bit `sign_shift` below a float32's, as float32."""
-    magnitude = number & ((np.uint32(1) << np.uint32(31 - sign_shift)) - np.uint32(1))
-    sign = (number << np.uint32(sign_shift)) & np.uint32(0x80000000)
-    if magnitude >= special:
-        return np.float32(np.nan)
-    moved = np.uint32((magnitude << np.uint32(23 - mantissa)) | sign).view(np.float32)
-    return moved * np.float32(2.0 ** (127 - bias))  # right for subnormal numbers too
-
-
-@_exact  # type: ignore[untyped-decorator]
 def _narrowed(number: Any, sign_shift: Any, mantissa: Any, bias: Any, largest: Any) -> Any:
     """The bits of the small float nearest to a float32, ties to even, too large ones to the largest."""
     all_bits = np.float32(number).view(np.uint32)
@@ -76,7 +66,7 @@ def _narrowed(number: Any, sign_shift: Any, mantissa: Any, bias: Any, largest: A
 
 
 def as_float32(number: Any) -> Any:
-    """A stored number as float32; of int8 without its scale."""
+    """A model's number as float32."""
     raise NotImplementedError
 
 
@@ -88,22 +78,7 @@ def _as_float32(number: Any) -> Any:
     def bfloat16(number: Any) -> Any:
         return np.uint32(np.uint32(number) << np.uint32(16)).view(np.float32)
 
-    def float16(number: Any) -> Any:
-        return _widened(np.uint32(np.uint16(number)), 16, _HALF[0], _HALF[1], _HALF[3])
-
-    def fp8(number: Any) -> Any:
-        return _widened(np.uint32(number), 24, _FP8[0], _FP8[1], _FP8[3])
-
-    def int8(number: Any) -> Any:
-        return np.float32(number)
-
-    return {
-        types.float32: same,
-        types.uint16: bfloat16,
-        types.int16: float16,
-        types.uint8: fp8,
-        types.int8: int8,
-    }[number]
+    return {types.float32: same, types.uint16: bfloat16}[number]
 
 
 def from_float32(number: Any, like: Any) -> Any:
@@ -163,19 +138,3 @@ def _quantize(vector: Any, numbers: Any) -> Any:
         number = np.rint(as_float32(vector[d]) / divisor)
         numbers[d] = np.int8(max(np.float32(-127), min(np.float32(127), number)))
     return scale
-
-
-def scale_of(scales: Any, block: Any, head: Any, token: Any) -> Any:
-    """The scale of a stored vector; 1 where there are none."""
-    raise NotImplementedError
-
-
-@overload(scale_of)  # type: ignore[untyped-decorator]
-def _scale_of(scales: Any, block: Any, head: Any, token: Any) -> Any:  # noqa: ARG001
-    def one(scales: Any, block: Any, head: Any, token: Any) -> Any:  # noqa: ARG001
-        return np.float32(1)
-
-    def last(scales: Any, block: Any, head: Any, token: Any) -> Any:
-        return scales[block, head, token, scales.shape[3] - 1]
-
-    return one if scales in (None, types.none) else last

@@ -10,9 +10,11 @@ import torch
 
 from engine.attention import Backend, LayerCall, PackedBatch, ReferenceBackend, choose_backend, pack
 from engine.attention.numba_cpu import NumbaBackend
+from engine.attention.pieces import END, FIRST, PIECE_TOKENS, ROW, ROWS, SLOT, TILE_ROWS, cut
 from engine.interface import Chunk
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
+LONG = PIECE_TOKENS + 40
 BACKENDS: list[type[Backend]] = [ReferenceBackend, NumbaBackend]
 # Tokens of each sequence, and how many of the last ones this step computes; some end at block borders.
 MIXED = [(1, 1), (17, 1), (9, 9), (33, 5), (32, 1), (40, 23), (5, 2)]
@@ -30,7 +32,14 @@ class Case:
     values: list[torch.Tensor]
 
 
-def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype) -> Case:
+def make_case(
+    sizes: list[tuple[int, int]],
+    block_size: int,
+    dtype: torch.dtype,
+    heads: int = HEADS,
+    kv_heads: int = KV_HEADS,
+    dim: int = DIM,
+) -> Case:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -39,13 +48,13 @@ def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype)
     widths = [-(-length // block_size) for length, _ in sizes]
     order = torch.randperm(sum(widths), generator=generator).tolist()
     # Blocks nobody has written hold NaN: reading one token too many shows at once.
-    key_blocks = torch.full((len(order), KV_HEADS, block_size, DIM), math.nan, dtype=dtype)
+    key_blocks = torch.full((len(order), kv_heads, block_size, dim), math.nan, dtype=dtype)
     value_blocks = key_blocks.clone()
     chunks, keys, values = [], [], []
     for (length, new), width in zip(sizes, widths, strict=True):
         table = [order.pop() for _ in range(width)]
-        keys.append(random(length, KV_HEADS, DIM))
-        values.append(random(length, KV_HEADS, DIM))
+        keys.append(random(length, kv_heads, dim))
+        values.append(random(length, kv_heads, dim))
         for position in range(length - new):
             block, offset = table[position // block_size], position % block_size
             key_blocks[block, :, offset] = keys[-1][position]
@@ -54,7 +63,7 @@ def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype)
     batch = pack(chunks, block_size, torch.device("cpu"))
     new_keys = torch.cat([key[-new:] for key, (_, new) in zip(keys, sizes, strict=True)])
     new_values = torch.cat([value[-new:] for value, (_, new) in zip(values, sizes, strict=True)])
-    query = random(len(new_keys), HEADS, DIM)
+    query = random(len(new_keys), heads, dim)
     call = LayerCall(query, new_keys, new_values, key_blocks, value_blocks, 0.3, None, None, None)
     return Case(batch, call, keys, values)
 
@@ -62,12 +71,14 @@ def make_case(sizes: list[tuple[int, int]], block_size: int, dtype: torch.dtype)
 def written_out(case: Case) -> torch.Tensor:
     """Every row by itself, in float64."""
     call, out = case.call, []
+    heads, dim = call.query.shape[1:]
+    group = heads // call.key.shape[1]
     for span, keys, values in zip(case.batch.spans, case.keys, case.values, strict=True):
         for row in range(span.num_rows):
             position = span.start + row
             first = 0 if call.sliding_window is None else max(0, position - call.sliding_window + 1)
-            for head in range(HEADS):
-                kv_head = head // (HEADS // KV_HEADS)
+            for head in range(heads):
+                kv_head = head // group
                 query = call.query[span.first_row + row, head].double()
                 scores = keys[first : position + 1, kv_head].double() @ query * call.scaling
                 if call.softcap is not None:
@@ -75,7 +86,7 @@ def written_out(case: Case) -> torch.Tensor:
                 weights = scores.exp()
                 sink = 0.0 if call.sinks is None else call.sinks[head].double().exp()
                 out.append(weights @ values[first : position + 1, kv_head].double() / (weights.sum() + sink))
-    return torch.stack(out).view(-1, HEADS, DIM)
+    return torch.stack(out).view(-1, heads, dim)
 
 
 def run(backend: Backend, case: Case) -> torch.Tensor:
@@ -155,6 +166,61 @@ def test_a_sequence_s_answer_does_not_depend_on_its_neighbours() -> None:
         backend = NumbaBackend()
         backend.plan(pack([alone], 32, torch.device("cpu")))
         assert torch.equal(backend.attend(call)[0], together[span.first_row])
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (7, 1), (16, 1), (6, 6)])
+@pytest.mark.parametrize("dim", [8, 80, 256, 20])
+def test_any_group_and_head(heads: tuple[int, int], dim: int) -> None:
+    case = make_case([(40, 1), (21, 3), (30, 19)], 16, torch.float32, *heads, dim)
+    case.call = replace(case.call, scaling=0.1)
+    torch.testing.assert_close(run(NumbaBackend(), case).double(), written_out(case), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("block_size", [5, 16, 200])
+@pytest.mark.parametrize("window", [None, 5, PIECE_TOKENS, PIECE_TOKENS + 7])
+def test_sequences_of_several_pieces(block_size: int, window: int | None) -> None:
+    """One row, a few across the end of a piece, many; windows that begin within a piece."""
+    sizes = [(LONG, 1), (2 * PIECE_TOKENS + 4, TILE_ROWS), (LONG, 3), (LONG, TILE_ROWS + 1), (9, 1)]
+    case = make_case(sizes, block_size, torch.float32, 3, 1, 8)
+    case.call = replace(case.call, sliding_window=window)
+    torch.testing.assert_close(run(NumbaBackend(), case).double(), written_out(case), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5, PIECE_TOKENS + 7])
+def test_pieces_cover_each_row_s_pages_once(window: int | None) -> None:
+    sizes = [(LONG, 1), (3 * LONG, 4), (LONG, 2 * TILE_ROWS + 1), (1, 1)]
+    batch = make_case(sizes, 16, torch.float32).batch
+    found = cut(batch, 16, window)
+    for span in batch.spans:
+        for row in range(span.first_row, span.end_row):
+            mine = [p for p in found.pieces.tolist() if p[ROW] <= row < p[ROW] + p[ROWS]]
+            pages = [page for piece in mine for page in range(piece[FIRST], piece[END])]
+            position = span.start + row - span.first_row
+            oldest = 0 if window is None else max(0, position - window + 1)
+            assert pages == list(range(pages[0], pages[-1] + 1))
+            assert pages[0] <= oldest // 16
+            assert pages[-1] >= position // 16
+            assert (len(mine) > 1) == (mine[0][SLOT] >= 0)
+    slots = [p[SLOT] + r for p in found.pieces.tolist() if p[SLOT] >= 0 for r in range(p[ROWS])]
+    assert sorted(slots) == list(range(found.slots))
+
+
+def test_where_a_sequence_is_cut_does_not_depend_on_its_neighbours() -> None:
+    alone = make_case([(LONG, 1)], 16, torch.float32).batch
+    among = make_case([(9, 1), (LONG, 1), (LONG, 30)], 16, torch.float32).batch
+    pages = [cut(batch, 16, None).pieces[:, [FIRST, END]].tolist() for batch in (alone, among)]
+    assert pages[0] == pages[1][1 : 1 + len(pages[0])]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_more_threads_change_no_bit(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case([*MIXED, (LONG, 1)], 8, torch.float32)
+    alone = run(NumbaBackend(), case)
+    monkeypatch.setattr("engine.attention.numba_cpu.ALONE", 0)
+    backend = NumbaBackend()
+    monkeypatch.setattr(backend, "_threads", threads)
+    monkeypatch.setattr("numba.set_num_threads", lambda _: None)
+    assert torch.equal(run(backend, case), alone)
 
 
 def test_half_precision_falls_to_the_reference() -> None:

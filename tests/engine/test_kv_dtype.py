@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from engine.attention import Backend, LayerCall, ReferenceBackend, pack
+from engine.attention.eight import load, put
 from engine.attention.kv_dtype import (
     KV_DTYPES,
     as_stored,
@@ -23,7 +24,7 @@ from engine.attention.kv_dtype import (
     to_stored,
 )
 from engine.attention.numba_cpu import NumbaBackend
-from engine.attention.numba_numbers import as_float32, bits, scales, store
+from engine.attention.numba_numbers import bits, scales, store
 from engine.interface import Chunk
 from engine.loading import load_runner
 from protocol import ModelUnavailable
@@ -102,8 +103,8 @@ def written(blocks: Any, scales: Any, vectors: Any) -> None:
 
 @numba.njit(cache=True)
 def read(stored: Any, out: Any) -> None:
-    for index in range(stored.shape[0]):
-        out[index] = as_float32(stored[index])
+    for index in range(0, stored.shape[0], 8):
+        put(out, index, load(stored, index))
 
 
 @pytest.mark.parametrize("name", KV_DTYPES)
