@@ -68,7 +68,11 @@ def _after_the_end(
     _same_question(places, found, asked)
     if places.inputs.state() == finished.source:
         return finished
-    return _from_records(places, found.model_copy(update={"finished": None}), output.published(places))
+    going_on = found.model_copy(update={"finished": None})
+    if places.spool.exists():  # kept where the files are Parquet
+        going_on.save(places.manifest)
+        return going_on
+    return _from_records(places, going_on, output.published(places))
 
 
 def _same_question(places: Places, found: Manifest, asked: Manifest) -> Manifest:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from producer.bulk.inputs import Inputs
 from producer.bulk.lines import Line, Row, parse
+from producer.bulk.parquet_output import is_parquet
 from producer.bulk.records import ANSWER_COLUMNS, Record
 from producer.refusal import Refused
 
@@ -30,6 +31,8 @@ def answers(inputs: Inputs, output: Path) -> Iterator[Record]:
     Raises:
         Refused: a row answers no row of the input, so that the new output would lose it.
     """
+    if is_parquet(output):
+        raise Refused(f"{output}: --resume reads JSON lines only: choose another output, or --overwrite")
     with output.open("rb") as file:
         places = _index(file, output)
         for line in inputs.rows():

@@ -25,6 +25,7 @@ from producer.bulk.lines import BadRow
 from producer.bulk.manifest import Finished, Manifest
 from producer.bulk.output import Totals, publish
 from producer.bulk.own_worker import OwnWorker
+from producer.bulk.parquet_output import check_pyarrow, is_parquet
 from producer.bulk.places import Places, check, locked
 from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
@@ -103,6 +104,8 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
     order.wording.check()
     asked = _new_manifest(order.model, order.defaults, order.rendering, order.wording)
     places = check(order.inputs, order.output)
+    if is_parquet(places.output):
+        check_pyarrow(places.output)
     with locked(places):
         with interrupt.at_once():
             places = replace(places, inputs=order.inputs.fetched(places.folder))
@@ -121,7 +124,8 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
             source=source, output=done.output, errors=done.errors, torn=places.inputs.torn
         )
         manifest.save(places.manifest)
-        places.spool.unlink()
+        if not is_parquet(places.output):  # JSON lines can be read back, to go on when the input grows
+            places.spool.unlink()
         places.worker_log.unlink(missing_ok=True)
         places.inputs.drop_copies(places.folder)
     return Report(places, manifest.run, counts, done.totals, time.monotonic() - began, places.inputs.torn)

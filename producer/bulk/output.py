@@ -6,18 +6,20 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from producer.bulk.manifest import FileState, sync_folder
+from producer.bulk.parquet_output import is_parquet, write_answers, write_errors
 from producer.bulk.places import Places
 from producer.bulk.records import Record, is_cut
 from producer.bulk.spool import Spool
 from protocol import MillstreamError
 
+_CHUNK = 1 << 20
 _ROW = struct.Struct("<Q?8s")
 """A row in the file `rows`: position, answered, digest of the input line."""
 
@@ -59,6 +61,14 @@ class _Fresh:
         self._digest.update(data)
         self._size += len(data)
 
+    def written(self, write: Callable[[Path], None]) -> None:
+        """Let somebody else write the file at its path, whole."""
+        write(self._path)
+        with self._path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                self._digest.update(chunk)
+                self._size += len(chunk)
+
     def sync(self) -> FileState:
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -85,9 +95,12 @@ def publish(spool: Spool, places: Places) -> Published:
                 stack.callback(file.close)
             errors, rows, output = files
             for record in spool.records():
-                (output if record.answered else errors).write(record.payload + b"\n")
+                if not is_parquet(places.output):
+                    (output if record.answered else errors).write(record.payload + b"\n")
                 rows.write(_ROW.pack(record.line, record.answered, bytes.fromhex(record.digest)))
                 _count(totals, record)
+            if is_parquet(places.output):
+                _write_tables(spool, places, output, errors)
             states = [file.sync() for file in files]
             for file in files:
                 file.take_place()
@@ -101,8 +114,19 @@ def publish(spool: Spool, places: Places) -> Published:
     return Published(states[2], states[0], totals)
 
 
+def _write_tables(spool: Spool, places: Places, output: _Fresh, errors: _Fresh) -> None:
+    def answered() -> Iterator[Record]:
+        return (record for record in spool.records() if record.answered)
+
+    def failed() -> Iterator[Record]:
+        return (record for record in spool.records() if not record.answered)
+
+    output.written(lambda path: write_answers(path, answered, places.inputs))
+    errors.written(lambda path: write_errors(path, failed, places.inputs))
+
+
 def published(places: Places) -> Iterator[Record]:
-    """The records of a complete run, read back from its files."""
+    """The records of a complete run, read back from its files of JSON lines."""
     with (
         places.rows.open("rb") as rows,
         places.output.open("rb") as output,

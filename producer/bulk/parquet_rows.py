@@ -33,7 +33,7 @@ def read_parquet(path: Path) -> Iterator[Line | BadRow]:
     """
     import pyarrow as pa
 
-    file = _open(path)
+    file = open_parquet(path)
     number = 0
     try:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
@@ -55,10 +55,15 @@ def count_parquet(path: Path) -> int:
     Raises:
         Refused: as `read_parquet`.
     """
-    return int(_open(path).metadata.num_rows)
+    return int(open_parquet(path).metadata.num_rows)
 
 
-def _open(path: Path) -> Any:
+def open_parquet(path: Path) -> Any:
+    """The file, for pyarrow.
+
+    Raises:
+        Refused: as `read_parquet`.
+    """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
