@@ -61,7 +61,6 @@ def look_for(settings: WorkerSettings) -> None:
 async def _serve(
     url: str, redis_timeout_s: float, keys: Keys, settings: WorkerSettings, leash_fd: int | None
 ) -> None:
-    log.info("queue %s on %s", keys.queue, redact(url))
     queue = AsyncQueue(connect_async(url, keys), keys)
     serving = Worker(queue, settings)
     loop = asyncio.get_running_loop()
@@ -69,6 +68,7 @@ async def _serve(
         loop.add_signal_handler(number, serving.stop)
     if leash_fd is not None:
         loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
+    log.info("queue %s on %s", keys.queue, redact(url))
     try:
         if await serving.wait_for_server(wait_until_ready_async(url, redis_timeout_s, keys)):
             await serving.run()
