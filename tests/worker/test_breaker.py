@@ -140,7 +140,7 @@ def test_what_arrives_while_the_process_is_replaced_runs_in_the_next(
     async def story() -> None:
         worker = make_worker(workers.url)
         async with running(worker):
-            enqueue(queue, "first", words(2000))
+            enqueue(queue, "first", words(100))
             await until_here(lambda: worker._ledger.running == 1, "started")
             hand_back = worker._ledger._hand_back
 

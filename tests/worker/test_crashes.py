@@ -75,6 +75,7 @@ def test_a_model_process_that_dies_is_replaced_and_its_jobs_go_on(queue: Queue, 
 def test_a_job_that_kills_its_process_is_convicted_and_its_neighbours_are_not(
     queue: Queue, workers: Workers
 ) -> None:
+    """E05: started three times at most; each of its neighbours completes once."""
     for name, prompt in [
         ("ok1", words(30)),
         ("bad", "this one goes BOOM"),
