@@ -57,8 +57,8 @@ def test_steps_shrink_and_nobody_is_starved(monkeypatch: pytest.MonkeyPatch) -> 
     engine = make_engine(runner, max_num_batched_tokens=128, max_step_ms=250)
     schedule = engine._scheduler.schedule
 
-    def watched(budget: int) -> object:
-        plan = schedule(budget)
+    def watched(*budgets: int) -> object:
+        plan = schedule(*budgets)
         pending[0] = sum(count for _, count in plan.chunks)
         return plan
 
