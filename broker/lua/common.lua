@@ -3,7 +3,8 @@
 --
 --   <base>meta             hash    fingerprint, entries, bytes, max_entries, max_bytes, picks, vt:<priority>,
 --                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up),
---                                  sweep (cursor of the heartbeats' search for stray jobs)
+--                                  sweep (cursor of the heartbeats' search for stray jobs), epoch (a mark that no script
+--                                  touches: gone with all data, see broker/epoch.py)
 --   <base>job:<id>         hash    payload digest state attempt crashes worker priority tenant run ttl entry bytes
 --                                  submitted started finished (ms, server clock) cancel; where there is such a thing
 --                                  not_before deadline (ms) retries max_retries letter requeued history
