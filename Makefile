@@ -44,7 +44,7 @@ test: lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-long: .venv/.installed-test
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long -n 2 --dist worksteal
 
 FIGURES := build/bench
 ifdef QUICK

@@ -269,6 +269,7 @@ def assert_good(outcome: Outcome) -> None:
     assert outcome.is_good, f"{tables(outcome)}\n{histories(outcome)}"
 
 
+@pytest.mark.long
 def test_a_short_run(tmp_path: Path) -> None:
     part = chaos.dry_run_part(60, seed=2)
     model = part.model.replace(

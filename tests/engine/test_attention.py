@@ -133,6 +133,7 @@ def test_new_keys_and_values_are_stored_where_the_table_says(backend: type[Backe
             assert torch.equal(case.call.value_blocks[block, :, offset], values[position])
 
 
+@pytest.mark.long  # a kernel of its own to compile
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bfloat16_is_rounded_once(backend: type[Backend]) -> None:
     case = make_case(DECODES, 32, torch.bfloat16)
