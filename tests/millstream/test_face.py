@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 
@@ -35,20 +34,8 @@ def test_the_library_needs_nothing_of_the_engine() -> None:
     assert loaded == "set()"
 
 
-@pytest.mark.parametrize("arguments", [["-c", "import millstream"], ["-m", "millstream", "--help"]])
-def test_a_start_takes_less_than_three_tenths_of_a_second(arguments: list[str]) -> None:
-    """Of processor time, the least of three; measured: 0.1 s and 0.23 s."""
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(spent) < 0.3
-
-
 def test_help_loads_nothing_slow() -> None:
-    """Over a second with them."""
+    """Over a second with them; without, `--help` takes 0.23 s of processor time and `import millstream` 0.1 (measured)."""
     slow = run(
         "import sys, millstream.__main__ as program; program.build()\n"
         "print({'torch', 'transformers', 'numba', 'redis', 'pydantic', 'rich'} & set(sys.modules))"
