@@ -35,7 +35,7 @@ def test_the_library_needs_nothing_of_the_engine() -> None:
 
 
 def test_help_loads_nothing_slow() -> None:
-    """Over a second with them; without, `--help` takes 0.23 s of processor time and `import millstream` 0.1 (measured)."""
+    """Over a second with them; without, `--help` takes 0.23 s of processor time, an import 0.1 (measured)."""
     slow = run(
         "import sys, millstream.__main__ as program; program.build()\n"
         "print({'torch', 'transformers', 'numba', 'redis', 'pydantic', 'rich'} & set(sys.modules))"
