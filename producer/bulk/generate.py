@@ -112,6 +112,7 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
             unusable = _check_ids(places.inputs, order)
         manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
         if isinstance(manifest, Finished):
+            places.inputs.drop_copies(places.folder)
             return DoneBefore(manifest.torn)
         with interrupt.at_once():
             source = places.inputs.state()

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from producer.bulk.inputs import Inputs
-from producer.bulk.lines import BadRow, Line, Row, file_and_line, parse
+from producer.bulk.lines import BadRow, Line, Row, file_and_line, parse, where
 from producer.refusal import Refused
 
 SHOWN = 10
@@ -61,7 +61,7 @@ def refuse_bad_ids(inputs: Inputs, column: str | None) -> None:
     more_rows = 0
     for bad in bad_ids(inputs, column):
         if len(found) < SHOWN:
-            found.append(f"{_where(bad.row)}: {bad.message}")
+            found.append(f"{where(bad.row.file, file_and_line(bad.row.line)[1])}: {bad.message}")
         else:
             more_rows += 1
     if found:
@@ -71,27 +71,11 @@ def refuse_bad_ids(inputs: Inputs, column: str | None) -> None:
 
 def as_errors(inputs: Inputs, column: str | None) -> dict[int, BadRow]:
     """The same rows as entries of the error file, by position."""
-    return {
-        bad.row.line: BadRow(
-            bad.row.line,
-            bad.row.digest,
-            bad.row.custom_id,
-            "invalid_id",
-            bad.message,
-            bad.row.columns,
-            bad.row.file,
-        )
-        for bad in bad_ids(inputs, column)
-    }
+    return {bad.row.line: bad.row.bad("invalid_id", bad.message) for bad in bad_ids(inputs, column)}
 
 
 def _is_batch(row: Row) -> bool:
     return "body" in row.columns and "prompt" not in row.columns and "messages" not in row.columns
-
-
-def _where(row: Row) -> str:
-    line = f"line {file_and_line(row.line)[1]}"
-    return f"{row.file}, {line}" if row.file is not None else line
 
 
 def _kind(name: Any, there: bool) -> str:

@@ -58,4 +58,4 @@ def ask(line: Line | BadRow, requests: Requests) -> Ask | BadRow:
     try:
         return Ask(row, requests.job(row), len(line.raw))
     except RequestError as error:
-        return BadRow(row.line, row.digest, row.custom_id, error.code, error.message, row.columns, row.file)
+        return row.bad(error.code, error.message)

@@ -35,6 +35,11 @@ def file_and_line(position: int) -> tuple[int, int]:
     return position >> _LINE_BITS, position & (1 << _LINE_BITS) - 1
 
 
+def where(file: str | None, line: int) -> str:
+    """Where a row stands, in a message; `file` where a run has several."""
+    return f"line {line}" if file is None else f"{file}, line {line}"
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line that is not blank, without byte order mark, surrounding blanks and line end; or a row of a table,
@@ -70,6 +75,10 @@ class Row:
     def custom_id(self) -> Any:
         """The user's own name for the row; None without one. Never used as a key."""
         return self.columns.get("custom_id", self.columns.get("id"))
+
+    def bad(self, code: str, message: str) -> BadRow:
+        """The same row as one that has no answer."""
+        return BadRow(self.line, self.digest, self.custom_id, code, message, self.columns, self.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from producer.bulk.lines import where
 from producer.bulk.manifest import FileState, sync_folder
 from producer.bulk.parquet_output import is_parquet, write_answers, write_errors
 from producer.bulk.places import Places
@@ -147,10 +148,4 @@ def _count(totals: Totals, record: Record) -> None:
     error = entry["error"]
     code = error["code"]
     totals.failed[code] = totals.failed.get(code, 0) + 1
-    totals.examples.setdefault(code, f"{where(entry)}: {error['message']}")
-
-
-def where(entry: dict[str, Any]) -> str:
-    """Where the row of an entry of the error file stands."""
-    file = entry.get("file")
-    return f"{file}, line {entry['line']}" if file is not None else f"line {entry['line']}"
+    totals.examples.setdefault(code, f"{where(entry.get('file'), entry['line'])}: {error['message']}")

@@ -40,7 +40,7 @@ def of_result(row: Row, result: Result) -> Record:
         error = result.error
         code = error.code if error else result.state
         message = error.message if error else f"the job ended as {result.state}"
-        return of_bad_row(BadRow(row.line, row.digest, row.custom_id, code, message, row.columns, row.file))
+        return of_bad_row(row.bad(code, message))
     usage = result.usage
     first = result.choices[0]
     answer: dict[str, Any] = {"completion": first.text, "finish_reason": first.finish_reason}

@@ -11,7 +11,7 @@ from typing import Any
 from producer.bulk.generate import BadIds, faults
 from producer.bulk.ids import refuse_bad_ids
 from producer.bulk.inputs import Inputs
-from producer.bulk.lines import BadRow
+from producer.bulk.lines import BadRow, where
 from producer.bulk.requests import Requests
 from producer.bulk.wording import Wording
 from producer.cli import exits
@@ -53,8 +53,7 @@ def check_inputs(
             if isinstance(asked, BadRow):
                 rows["bad"] += 1
                 if rows["bad"] <= SHOWN_FAULTS:
-                    where = f"{asked.file}, line" if asked.file is not None else "line"
-                    note(f"{where} {asked.line}: {asked.code}: {asked.message}")
+                    note(f"{where(asked.file, asked.line)}: {asked.code}: {asked.message}")
             else:
                 rows["prompt_tokens"] += prompt_tokens(asked.job)
                 rows["most_output_tokens"] += most_output_tokens(asked.job)

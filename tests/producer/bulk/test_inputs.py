@@ -276,6 +276,7 @@ def test_standard_input_is_read_once_and_resumed(program: Program, url: str, tmp
         assert program(*command, stdin=rows).returncode == 0
         assert program(*command, stdin=rows).returncode == 0
         assert len(worker.answered) == 2
+        assert not list((tmp_path / "out.jsonl.run").glob("input-*"))
         assert program(*command, stdin=rows + '{"prompt": "c"}\n').returncode == 0
         assert len(worker.answered) == 3
     assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == ["a", "b", "c"]
