@@ -20,8 +20,10 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from producer.bulk.csv_rows import read_csv
-from producer.bulk.lines import BadRow, Line, position, read_lines
+from producer.bulk.lines import BadRow, Line, count_lines, position, read_lines
 from producer.bulk.manifest import FileState
 from producer.bulk.packed import open_unpacked
 from producer.bulk.parquet_rows import MAGIC, count_parquet, read_parquet
@@ -74,14 +76,13 @@ class Inputs:
         for number, one in enumerate(self.inputs):
             start = position(number, 0)
             for row in self._rows_of(one):
-                yield replace(row, number=start + row.number, file=one.name) if several else row
+                if several:
+                    row = structs.replace(row, number=start + row.number, file=one.name)
+                yield row
 
     def count(self) -> int:
         """How many rows there are: one pass over the bytes, for the progress display."""
-        return sum(
-            count_parquet(_there(one)) if one.format == "parquet" else sum(1 for _ in self._rows_of(one))
-            for one in self.inputs
-        )
+        return sum(map(_count, self.inputs))
 
     def state(self) -> FileState:
         """What tells that the inputs are still those that we saw."""
@@ -146,6 +147,15 @@ def find_inputs(names: Iterable[str], format: Format | None = None) -> Inputs:
     if sum(one.name == STDIN for one in found) > 1:
         raise Refused("standard input is named twice")
     return Inputs(found)
+
+
+def _count(one: Input) -> int:
+    path = _there(one)
+    if one.format == "parquet":
+        return count_parquet(path)
+    file, _ = open_unpacked(path)
+    with file:
+        return sum(1 for _ in read_csv(file, one.name)) if one.format == "csv" else count_lines(file)
 
 
 def _expand(names: Iterable[str]) -> Iterator[tuple[str, Path | None]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from producer.bulk import records
 from producer.bulk.inputs import Inputs
@@ -15,8 +16,7 @@ from producer.bulk.spool import Spool
 from protocol import Job, RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """A row and its job."""
 
     row: Row
@@ -35,7 +35,8 @@ def to_do(
     """
     last = 0
     for line in inputs.rows():
-        spool.drop(last + 1, line.number)
+        if line.number > last + 1:
+            spool.drop(last + 1, line.number)
         last = line.number
         held = spool.holds(line.number, line.digest)
         if held is None:

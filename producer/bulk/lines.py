@@ -9,8 +9,9 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, NoReturn
+
+import msgspec
 
 from producer.nesting import DEEPEST, deeper_than
 
@@ -40,10 +41,9 @@ def where(file: str | None, line: int) -> str:
     return f"line {line}" if file is None else f"{file}, line {line}"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True, gc=False):
     """A line that is not blank, without byte order mark, surrounding blanks and line end; or a row of a table,
-    written as such a line.
+    written as such a line. (A `Struct` takes a fifth of the time that a frozen dataclass takes to be made.)
     """
 
     number: int
@@ -60,8 +60,7 @@ class Line:
         return hashlib.blake2b(self.raw, digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """A line that holds a JSON object."""
 
     line: int
@@ -70,6 +69,8 @@ class Row:
     columns: dict[str, Any]
     kind: Kind = "json"
     file: str | None = None
+    raw: bytes = b""
+    """The object as it stands in the line."""
 
     @property
     def custom_id(self) -> Any:
@@ -81,8 +82,7 @@ class Row:
         return BadRow(self.line, self.digest, self.custom_id, code, message, self.columns, self.file)
 
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
+class BadRow(msgspec.Struct, frozen=True):
     """A line that cannot be asked: an entry of the error file."""
 
     number: int
@@ -91,7 +91,7 @@ class BadRow:
     custom_id: Any
     code: str
     message: str
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Any] = {}
     file: str | None = None
 
     @property
@@ -102,6 +102,15 @@ class BadRow:
 
 def read_lines(file: BinaryIO) -> Iterator[Line]:
     """The lines of a JSONL file that are not blank. Files joined with `cat` may bring a byte order mark each."""
+    return (Line(number, raw, too_long) for number, raw, too_long in _read(file))
+
+
+def count_lines(file: BinaryIO) -> int:
+    """How many lines `read_lines` gives."""
+    return sum(1 for _ in _read(file))
+
+
+def _read(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
     number = 0
     while piece := file.readline(LONGEST_LINE + 1):
         number += 1
@@ -112,7 +121,7 @@ def read_lines(file: BinaryIO) -> Iterator[Line]:
         while raw.startswith(BOM):
             raw = raw[len(BOM) :]
         if raw := raw.strip(BLANK):
-            yield Line(number, raw, too_long)
+            yield number, raw, too_long
 
 
 def _skip_rest(file: BinaryIO, piece: bytes) -> None:
@@ -122,12 +131,35 @@ def _skip_rest(file: BinaryIO, piece: bytes) -> None:
 
 def parse(line: Line) -> Row | BadRow:
     """The row of a line, or what is wrong with it. Nothing is repaired, nothing guessed."""
+    columns = _clean_object(line)
+    if columns is None:
+        try:
+            columns = _parse_object(line)
+        except _Fault as fault:
+            custom_id = _readable_id(line)
+            return BadRow(line.number, line.digest, custom_id, fault.code, str(fault), file=line.file)
+    return Row(line.number, line.digest, columns, line.kind, line.file, line.raw)
+
+
+def _clean_object(line: Line) -> dict[str, Any] | None:
+    """The object of a line without any fault, in a tenth of the time; None: read it as `_parse_object` does.
+
+    msgspec is as strict (NaN, 1e999, half a character, invalid UTF-8 are refused), but of two members with one name
+    it keeps the last. Each member has a colon, and what strings hold of them stays, so one that is lost shows when
+    the object is written again and the colons are counted.
+    """
+    raw = line.raw
+    if line.too_long or b"\\u003a" in raw or b"\\u003A" in raw:
+        return None
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+        return None
     try:
-        columns = _parse_object(line)
-    except _Fault as fault:
-        custom_id = _readable_id(line)
-        return BadRow(line.number, line.digest, custom_id, fault.code, str(fault), file=line.file)
-    return Row(line.number, line.digest, columns, line.kind, line.file)
+        value = msgspec.json.decode(raw)
+        written = msgspec.json.encode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    clean = isinstance(value, dict) and raw.count(b":") == written.count(b":")
+    return value if clean else None
 
 
 class _Fault(Exception):

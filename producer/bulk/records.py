@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from producer.bulk.lines import BadRow, Row
 from protocol import Result
@@ -20,10 +21,11 @@ ANSWER_COLUMNS = (
 )
 """Added to a row; columns of the same names are replaced. `completion` and its reasons are those of the first choice;
 `stop_reason` is there where it says something, `completions` where one choice's text is not all."""
+_ANSWERED = frozenset(ANSWER_COLUMNS)
+_json = msgspec.json.encode
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A row's outcome, ready to be written."""
 
     line: int
@@ -55,12 +57,20 @@ def of_result(row: Row, result: Result) -> Record:
         answer["completions"] = [
             choice.model_dump(exclude={"token_ids"}, exclude_none=True) for choice in result.choices
         ]
+    return Record(row.line, row.digest, True, _with_answer(row, answer))
+
+
+def _with_answer(row: Row, answer: dict[str, Any]) -> bytes:
+    """The columns as they stand in the line, down to the last digit, and the answer after them."""
+    if _ANSWERED.isdisjoint(row.columns):
+        added = b"".join(b', "%b": %b' % (name.encode(), _json(value)) for name, value in answer.items())
+        return row.raw[:-1] + added + b"}"
     columns = {
         name: value
         for name, value in row.columns.items()
         if name in answer or name not in ("stop_reason", "completions")  # an earlier answer's
     }
-    return Record(row.line, row.digest, True, _encode({**columns, **answer}))
+    return _encode({**columns, **answer})
 
 
 def is_cut(record: Record) -> bool:

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from producer.bulk import openai
 from producer.bulk.lines import Row
 from producer.bulk.wording import Wording
 from producer.request import RENDERING, build_job, over
-from protocol import ErrorCode, Job, RequestError, SamplingParams
+from protocol import ErrorCode, Job, Message, RequestError, SamplingParams
 from protocol.job import CHAT_ONLY
+from protocol.volume import MOST_LOG_BYTES, MOST_PAYLOAD_BYTES, most_logged
+
+SHORT = 1 << 16
+"""Characters of a question that is far from every limit of size, however JSON writes them."""
+MOST_PATTERNS = 1000
+"""Ways to ask that are remembered."""
+_SAMPLING = frozenset(SamplingParams.model_fields)
+_TURN_BYTES = 64
+"""What JSON adds to a turn's text."""
+_TURNS: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
 class Requests:
@@ -44,6 +56,8 @@ class Requests:
         self._model = model
         self._rendering = dict(rendering or {})
         self._wording = wording if wording != Wording() else None
+        self._patterns: dict[str, Job] = {}
+        """Checked jobs by all that their rows say but the question and the seed."""
 
     def job(self, row: Row) -> Job:
         """The job of a row.
@@ -53,29 +67,65 @@ class Requests:
         """
         columns = row.columns if self._wording is None else self._wording.question(row.columns)
         fields, defaults = _read(columns)
+        given, rendering = _set(fields, _SAMPLING), _set(fields, RENDERING)
+        prompt, messages = fields.get("prompt"), _without_null_members(fields.get("messages"))
         if row.kind == "typed":
-            fields = {name: _without_nulls(value) for name, value in fields.items()}
-        given = _set(fields, SamplingParams.model_fields.keys())
+            given, rendering, messages = map(_without_nulls, (given, rendering, messages))
         if row.kind == "text":
             given = _values_of(given)
+        question, seed = _short(prompt, messages), given.pop("seed", None)
+        if question is None or not _is_seed(seed):
+            return self._checked(row, prompt, messages, defaults, _with_seed(given, seed), rendering)
+        shape = f"{question.keys()} {given} {rendering} {defaults}"
+        pattern = self._patterns.get(shape)
+        if pattern is None:
+            job = self._checked(row, prompt, messages, defaults, _with_seed(given, seed), rendering)
+            self._remember(shape, job)
+            return job
+        # A copy takes 6 us; the parameters and the job checked anew 60.
+        if seed is None:
+            seed = self._defaults["seed"] if "seed" in self._defaults else _seed(row)
+        params = pattern.params.model_copy(update={"seed": seed})
+        return pattern.model_copy(update={**question, "id": self._id(row), "params": params})
+
+    def _checked(
+        self,
+        row: Row,
+        prompt: Any,
+        messages: Any,
+        defaults: Mapping[str, Any],
+        given: Mapping[str, Any],
+        rendering: Mapping[str, Any],
+    ) -> Job:
         sampling = over(over(defaults, self._defaults), given)
         sampling.setdefault("seed", _seed(row))
-        is_chat = fields.get("messages") is not None
-        rendering = {
-            **{name: value for name, value in self._rendering.items() if is_chat or name not in CHAT_ONLY},
-            **_set(fields, RENDERING),
+        usual = {
+            name: value
+            for name, value in self._rendering.items()
+            if messages is not None or name not in CHAT_ONLY
         }
         return build_job(
-            fields.get("prompt"),
-            _without_null_members(fields.get("messages")),
+            prompt,
+            messages,
             None,
             sampling,
-            f"{self._run}.{row.line}.{row.digest}",
+            self._id(row),
             run=self._run,
             model=self._model,
             stream=False,
-            **rendering,
+            **{**usual, **rendering},
         )
+
+    def _remember(self, shape: str, job: Job) -> None:
+        """Keep a job as the pattern of others, unless a longer question or id could bring it over a limit."""
+        if len(job.encode()) > MOST_PAYLOAD_BYTES // 2 or 2 * (most_logged(job) or 0) > MOST_LOG_BYTES:
+            return
+        if len(self._patterns) == MOST_PATTERNS:
+            self._patterns.clear()
+        self._patterns[shape] = job
+
+    def _id(self, row: Row) -> str:
+        return f"{self._run}.{row.line}.{row.digest}"
 
 
 def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -93,9 +143,49 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
     return openai.fields_of(body), openai.defaults_of(columns.get("url"), body)
 
 
-def _set(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _set(fields: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     """Those of the names that have a value; null is none."""
-    return {name: fields[name] for name in names if fields.get(name) is not None}
+    return {name: value for name, value in fields.items() if name in names and value is not None}
+
+
+def _short(prompt: Any, messages: Any) -> dict[str, Any] | None:
+    """The question as a job has it, if it is short and nothing but text; None: it has to be checked with its job."""
+    if messages is None:
+        return {"prompt": prompt} if _is_text(prompt) and len(prompt) <= SHORT else None
+    if prompt is not None or not isinstance(messages, list) or not messages:
+        return None
+    size = 0
+    for turn in messages:
+        if not isinstance(turn, dict) or not all(map(_is_text, turn.values())):
+            return None
+        size += _TURN_BYTES + sum(map(len, turn.values()))
+    if size > SHORT:
+        return None
+    try:
+        return {"messages": _TURNS.validate_python(messages)}
+    except ValidationError:
+        return None
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is text that UTF-8 can carry; a template may write half a character."""
+    if type(value) is not str:
+        return False
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_seed(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 1 << 64)
+
+
+def _with_seed(given: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    return {**given, "seed": seed} if seed is not None else dict(given)
 
 
 def _values_of(cells: Mapping[str, Any]) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class Run:
                     break
                 case Record() as record:
                     bad.append(record)
-                case Ask(row, job, size):
-                    self._window.admit(row, job, size)
+                case Ask() as asked:
+                    self._window.admit(asked)
         self._keep(bad)
 
     def _store(self, ended: Sequence[Ended]) -> None:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import redis
 
 from broker import calls
 from broker.completions import Completion, Completions
 from broker.epoch import Epoch
 from broker.queue import Queue
+from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
 from producer.request import SUBMIT_AT_ONCE
-from protocol import TERMINAL_STATES, Job, Result
+from protocol import TERMINAL_STATES, Result
 
 MOST_BYTES = 64 << 20
 """Bytes of input lines in the window: rows of megabytes do not fill the memory."""
@@ -33,15 +34,7 @@ _NO_ENTRY = "0-1"
 """Stands for the announcement of a job whose announcement was lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    row: Row
-    job: Job
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A row whose job has ended."""
 
     row: Row
@@ -56,8 +49,8 @@ class Window:
         self._completions = Completions(queue, run)
         self._most_rows = most_rows
         self._bytes = 0
-        self._waiting: dict[str, _Asked] = {}
-        self._in_flight: dict[str, _Asked] = {}
+        self._waiting: dict[str, Ask] = {}
+        self._in_flight: dict[str, Ask] = {}
         self._early: dict[str, Completion] = {}
         """Ended before they were admitted: an earlier process of this run had them in its window."""
         self._stored: list[Completion] = []
@@ -74,10 +67,10 @@ class Window:
         """Whether another row may be admitted."""
         return len(self) < self._most_rows and self._bytes < MOST_BYTES
 
-    def admit(self, row: Row, job: Job, size: int) -> None:
-        """Take a row in; `size` is that of its line, in bytes."""
-        self._waiting[job.id] = _Asked(row, job, size)
-        self._bytes += size
+    def admit(self, asked: Ask) -> None:
+        """Take a row in."""
+        self._waiting[asked.job.id] = asked
+        self._bytes += asked.size
 
     def submit(self) -> bool:
         """Queue the rows that wait. False: the queue is full, and some still wait.

@@ -126,6 +126,53 @@ def test_columns_are_kept_as_they_are(columns: dict[str, object], ascii_only: bo
         assert "surrogate" in row.message
 
 
+TEXTS = st.sampled_from(
+    [
+        "a",
+        "b:c",
+        ":",
+        "\\u003a",
+        "\\u003A:",
+        "\\u00e9",
+        "\\ud83d\\ude00",
+        "\\ud800",
+        "é:",
+        '\\":\\"',
+        "\\\\u003a",
+        "\1",
+    ]
+).map('"{}"'.format)
+NUMBERS = st.sampled_from(
+    ["0", "-0", "-0.0", "1e5", "1e999", "NaN", "-Infinity", "01", "9" * 30, "9" * 5000, "0.1"]
+)
+
+
+def _members(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Objects as text, with names that may stand there twice."""
+    member = st.tuples(TEXTS, st.sampled_from([":", " : "]), inner).map("".join)
+    return st.lists(member, max_size=4).map(", ".join).map("{{{}}}".format)
+
+
+JSON = st.recursive(
+    TEXTS | NUMBERS | st.sampled_from(["null", "true", "[]", "{}"]),
+    lambda inner: st.lists(inner, max_size=3).map(", ".join).map("[{}]".format) | _members(inner),
+    max_leaves=8,
+)
+
+
+@given(_members(JSON) | JSON | st.text(max_size=9))
+def test_what_is_read_the_fast_way_is_what_the_strict_one_reads(text: str) -> None:
+    line = Line(1, text.encode(errors="surrogatepass"))
+    found = lines._clean_object(line)
+    if found is not None:
+        assert repr(lines._parse_object(line)) == repr(found)
+
+
+def test_a_plain_line_is_read_the_fast_way() -> None:
+    for text in ('{"prompt": "a: b", "x": [1, 2.5, {"y": null}]}', r'{"prompt": "caf\u00e9: \ud83d\ude00"}'):
+        assert lines._clean_object(Line(1, text.encode())) == json.loads(text)
+
+
 def test_row_parameters_beat_the_defaults_and_null_is_not_given() -> None:
     requests = Requests("run", {"max_tokens": 8, "temperature": 0.5}, "the-model")
     raw = b'{"prompt": [1, 2], "max_tokens": 3, "temperature": null, "seed": 7, "topic": "x"}'

@@ -12,6 +12,7 @@ from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
 from producer.bulk import window as module
+from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
 from producer.bulk.window import Window
 from producer.request import build_job
@@ -38,8 +39,7 @@ def admitted(queue: Queue, count: int) -> Window:
     """A window with so many rows on the queue."""
     window = Window(queue, RUN, 100)
     for number in range(count):
-        row = Row(number, "digest", {})
-        window.admit(row, _job(number), 10)
+        window.admit(Ask(Row(number, "digest", {}), _job(number), 10))
     assert window.submit()
     assert window.collect(0.01) == []
     return window
