@@ -56,11 +56,18 @@ class _Fresh:
         self._file = self._path.open("wb")
         self._digest = hashlib.blake2b(digest_size=16)
         self._size = 0
+        self._pending = bytearray()
 
     def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._digest.update(data)
-        self._size += len(data)
+        self._pending += data
+        if len(self._pending) >= _CHUNK:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        self._file.write(self._pending)
+        self._digest.update(self._pending)
+        self._size += len(self._pending)
+        self._pending.clear()
 
     def written(self, write: Callable[[Path], None]) -> None:
         """Let somebody else write the file at its path, whole."""
@@ -71,6 +78,7 @@ class _Fresh:
                 self._size += len(chunk)
 
     def sync(self) -> FileState:
+        self._write_pending()
         self._file.flush()
         os.fsync(self._file.fileno())
         return FileState(size=self._size, digest=self._digest.hexdigest())
@@ -89,6 +97,7 @@ def publish(spool: Spool, places: Places) -> Published:
         MillstreamError: the disk did not take them; the files that were there are untouched.
     """
     totals = Totals()
+    as_tables = is_parquet(places.output)
     try:
         with ExitStack() as stack:
             files = [_Fresh(place, places.folder) for place in (places.errors, places.rows, places.output)]
@@ -96,11 +105,11 @@ def publish(spool: Spool, places: Places) -> Published:
                 stack.callback(file.close)
             errors, rows, output = files
             for record in spool.records():
-                if not is_parquet(places.output):
+                if not as_tables:
                     (output if record.answered else errors).write(record.payload + b"\n")
                 rows.write(_ROW.pack(record.line, record.answered, bytes.fromhex(record.digest)))
                 _count(totals, record)
-            if is_parquet(places.output):
+            if as_tables:
                 _write_tables(spool, places, output, errors)
             states = [file.sync() for file in files]
             for file in files:
