@@ -47,12 +47,14 @@ test-long: .venv/.installed-test
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal
 
 FIGURES := build/bench
+bulk := --rows 10000 --rows 100000 --rows 1000000
 ifdef QUICK
 FIGURES := build/bench-quick
 offline := --rows 32 --concurrency 32 1 --shared 100
 queue := --threads 1 --rounds 1
 latency := --rounds 1 --max-tokens 16
 accuracy := --rows 2
+bulk := --rows 10000
 endif
 
 bench: .venv/.installed-test
@@ -60,6 +62,7 @@ bench: .venv/.installed-test
 	$(BIN)/python -m bench.queue_overhead $(queue) --json $(FIGURES)/queue_overhead.json
 	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
 	$(BIN)/python -m bench.queue --json $(FIGURES)/queue.json
+	$(BIN)/python -m bench.bulk $(bulk) --json $(FIGURES)/bulk.json
 	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
 	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
 	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md
