@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from broker.calls import submit_args
+from broker.calls import DEFAULT_MAX_BYTES, DEFAULT_MAX_ENTRIES, job_args
 from broker.keys import Keys
 from broker.script import Call, load
 from protocol import Job, State
@@ -65,7 +65,8 @@ def dead_requeue(keys: Keys, letter: str, job: Job) -> Call[Requeued]:
         state: Any = _text(reply[1]) if outcome == "alive" else None
         return Requeued(outcome, state)
 
-    return Call(load("dead_requeue"), keys.meta, (*submit_args(keys, job), letter), read)
+    args = (keys.base, DEFAULT_MAX_ENTRIES, DEFAULT_MAX_BYTES, letter, *job_args(job))
+    return Call(load("dead_requeue"), keys.meta, args, read)
 
 
 def dead_purge(keys: Keys, names: Sequence[str] | None) -> Call[int]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Self
+
+import redis
 
 from broker import calls
 from broker.calls import Cancelled, Limits, Look, Status
@@ -31,6 +33,7 @@ from producer.request import (
     check_id,
     check_limits,
     limits_call,
+    memory_full,
     not_taken,
     queue_full,
     unless_failed,
@@ -297,11 +300,16 @@ class Client:
         pauses = waits(wait_s)
         while True:
             with faults_in_one_line(self.url):
-                answers = self.queue.run_all([calls.submit(self.queue.keys, job) for job in jobs])
-            jobs, full = not_taken(jobs, answers)
-            if full is None:
-                return
+                try:
+                    parts = self.queue.run_all(calls.submit_parts(self.queue.keys, jobs))
+                except redis.OutOfMemoryError as error:
+                    full = memory_full(self.queue.keys.queue, error)
+                else:
+                    jobs, answer = not_taken(jobs, [*chain.from_iterable(parts)])
+                    if answer is None:
+                        return
+                    full = queue_full(self.queue.keys.queue, answer)
             pause_s = next(pauses, None)
             if pause_s is None:
-                raise queue_full(self.queue.keys.queue, full)
+                raise full
             time.sleep(pause_s)

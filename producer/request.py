@@ -252,6 +252,14 @@ def queue_full(queue: str, answer: Submitted) -> QueueFull:
     )
 
 
+def memory_full(queue: str, error: Exception) -> QueueFull:
+    """What to raise when the server has no memory for a job and gets none: to who submits, that is a full queue."""
+    return QueueFull(
+        f"queue {queue} takes no jobs: the server's memory is full ({error}); raise its maxmemory, delete results, "
+        "or give a time to wait"
+    )
+
+
 def waits(wait_s: float | None) -> Iterator[float]:
     """Seconds to sleep before each next try, until `wait_s` are over. A full queue announces no room."""
     deadline = time.monotonic() + (wait_s or 0.0)

@@ -47,12 +47,27 @@ end
 local function job_key(id) return base .. 'job:' .. id end
 local function stream_key(priority, tenant) return base .. 'jobs:' .. priority .. ':' .. tenant end
 
+-- Where pieces of a list begin and end: Lua's `unpack` gives out no more than some 8,000 values at a time.
+local MOST_UNPACKED = 4000
+local function pieces(list)
+  local from = 1 - MOST_UNPACKED
+  return function()
+    from = from + MOST_UNPACKED
+    if from <= #list then return from, math.min(from + MOST_UNPACKED - 1, #list) end
+  end
+end
+
 -- Append the events that are not logged yet and publish them; `first` is the seq of events[1]. Returns the log's length.
 local function push_events(id, logged, first, events)
-  local fresh = first > logged and events or {unpack(events, logged - first + 2)}
+  local fresh = events
+  if first <= logged then
+    fresh = {}
+    for i = logged - first + 2, #events do fresh[#fresh + 1] = events[i] end
+  end
   if #fresh == 0 then return logged end
-  logged = redis.call('RPUSH', base .. 'log:' .. id, unpack(fresh))
-  for _, event in ipairs(fresh) do redis.call('PUBLISH', base .. 'tokens:' .. id, event) end
+  for from, to in pieces(fresh) do logged = redis.call('RPUSH', base .. 'log:' .. id, unpack(fresh, from, to)) end
+  local channel = base .. 'tokens:' .. id
+  for _, event in ipairs(fresh) do redis.call('PUBLISH', channel, event) end
   return logged
 end
 
@@ -70,17 +85,21 @@ local function wake_hungry()
   if redis.call('HDEL', meta, 'hungry') == 1 then redis.call('PUBLISH', base .. 'control', 'wake') end
 end
 
--- Give a job its entry. A tenant that comes (back) starts one pick behind the virtual time of the last one (start-time
--- fair queueing): it neither waits for the others' past nor spends its own idle time as credit. Not level with it:
--- tenants that submit one job at a time and come back after each would then always be first.
+-- Give a job an entry; returns its id. A tenant that comes (back) starts one pick behind the virtual time of the last one
+-- (start-time fair queueing): it neither waits for the others' past nor spends its own idle time as credit. Not level with
+-- it: tenants that submit one job at a time and come back after each would then always be first.
+local came = {} -- streams whose tenants have been seen to by this script, which takes nothing out of them before its end
 local function put_in_line(id, priority, tenant)
   local stream = stream_key(priority, tenant)
-  if redis.call('EXISTS', stream) == 0 then
-    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  if not came[stream] then
+    came[stream] = true
+    if redis.call('EXISTS', stream) == 0 then
+      redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    end
+    local virtual_time = redis.call('HGET', meta, 'vt:' .. priority) or 0
+    redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', virtual_time + cost_of(tenant), tenant)
   end
-  redis.call('HSET', job_key(id), 'entry', redis.call('XADD', stream, '*', 'id', id))
-  local virtual_time = redis.call('HGET', meta, 'vt:' .. priority) or 0
-  redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', virtual_time + cost_of(tenant), tenant)
+  return redis.call('XADD', stream, '*', 'id', id)
 end
 
 -- The dead letter of that name, {entry id, fields}: its entry's id, or its job's. Nil without one.
@@ -101,8 +120,10 @@ end
 -- Drop entries of a stream for good. The stream goes with its last entry, and its tenant with the stream.
 local function drop_entries(priority, tenant, entries)
   local stream = stream_key(priority, tenant)
-  redis.pcall('XACK', stream, GROUP, unpack(entries))
-  redis.call('XDEL', stream, unpack(entries))
+  for from, to in pieces(entries) do
+    redis.pcall('XACK', stream, GROUP, unpack(entries, from, to))
+    redis.call('XDEL', stream, unpack(entries, from, to))
+  end
   if redis.call('XLEN', stream) == 0 then
     redis.call('DEL', stream)
     redis.call('ZREM', base .. 'tenants:' .. priority, tenant)
@@ -140,7 +161,9 @@ local function end_jobs(ended, now)
   redis.call('HINCRBY', meta, 'entries', -#ids)
   redis.call('HINCRBY', meta, 'bytes', -bytes)
   for _, one in ipairs(ended) do store_end(one.id, one.state, one.result, one.ttl, one.run, now) end
-  for _, times in ipairs({leases, delayed, deadlines}) do redis.call('ZREM', times, unpack(ids)) end
+  for _, times in ipairs({leases, delayed, deadlines}) do
+    for from, to in pieces(ids) do redis.call('ZREM', times, unpack(ids, from, to)) end
+  end
   for _, line in pairs(lines) do drop_entries(line.priority, line.tenant, line.entries) end
 end
 
@@ -210,7 +233,7 @@ local function release_due(now)
   for _, id in ipairs(due) do
     local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'priority', 'tenant')
     if f[1] == 'queued' and f[2] == '' then
-      put_in_line(id, f[3], f[4])
+      redis.call('HSET', job_key(id), 'entry', put_in_line(id, f[3], f[4]))
     elseif f[1] == 'queued' then
       redis.call('ZADD', leases, 0, id)
     end
@@ -235,36 +258,62 @@ local function expire_overdue(now)
   end
 end
 
--- Whether the queue's bounds have no room for a payload of that size: nil, or the reply that says so.
-local function no_room(size, most_entries, most_bytes)
+-- How much the queue holds and may hold; the bounds given hold where its meta sets none.
+local function room_of(most_entries, most_bytes)
   local m = redis.call('HMGET', meta, 'entries', 'bytes', 'max_entries', 'max_bytes')
-  local entries, bytes = tonumber(m[1] or 0), tonumber(m[2] or 0)
-  local max_entries, max_bytes = tonumber(m[3] or most_entries), tonumber(m[4] or most_bytes)
-  if entries + 1 > max_entries or bytes + size > max_bytes then
-    return {'full', entries, bytes, max_entries, max_bytes}
-  end
+  return {entries = tonumber(m[1] or 0), bytes = tonumber(m[2] or 0), max_entries = tonumber(m[3] or most_entries),
+    max_bytes = tonumber(m[4] or most_bytes)}
 end
 
--- Count a stored job and have it wait: in its stream, or for its time. `times` are the arguments of submit.
-local function begin_life(id, size, times)
-  local job, now = job_key(id), server_ms()
-  redis.call('HSET', job, 'state', 'queued', 'crashes', 0, 'entry', '', 'bytes', size, 'submitted', now)
-  redis.call('HINCRBY', meta, 'entries', 1)
-  redis.call('HINCRBY', meta, 'bytes', size)
-  if times.max_retries ~= '' then redis.call('HSET', job, 'max_retries', times.max_retries) end
-  local deadline = tonumber(times.deadline)
-  if times.deadline_in ~= '0' then deadline = now + times.deadline_in end
+-- Count a payload of that size as held; or, where there is no room for it, the reply that says so.
+local function no_room(room, size)
+  if room.entries + 1 > room.max_entries or room.bytes + size > room.max_bytes then
+    return {'full', room.entries, room.bytes, room.max_entries, room.max_bytes}
+  end
+  room.entries, room.bytes = room.entries + 1, room.bytes + size
+end
+
+-- A job as submit and dead_requeue are given it, from ARGV[i] on.
+local JOB_ARGS = 12
+local function asked_at(i)
+  return {id = ARGV[i], payload = ARGV[i + 1], digest = ARGV[i + 2], priority = ARGV[i + 3], tenant = ARGV[i + 4],
+    run = ARGV[i + 5], ttl = ARGV[i + 6], not_before = ARGV[i + 7], delay = ARGV[i + 8], deadline = ARGV[i + 9],
+    deadline_in = ARGV[i + 10], max_retries = ARGV[i + 11]}
+end
+
+-- Store a job and have it wait: in its stream, or for its time. All its fields in one write: each costs 2.5 us.
+local function begin_life(one, now)
+  local id, entry = one.id, ''
+  local fields = {'payload', one.payload, 'digest', one.digest, 'state', 'queued', 'attempt', one.attempt or 0,
+    'crashes', 0, 'priority', one.priority, 'tenant', one.tenant, 'run', one.run, 'ttl', one.ttl,
+    'bytes', #one.payload, 'submitted', now}
+  local function note(name, value)
+    fields[#fields + 1], fields[#fields + 2] = name, value
+  end
+  if one.max_retries ~= '' then note('max_retries', one.max_retries) end
+  local deadline = tonumber(one.deadline)
+  if one.deadline_in ~= '0' then deadline = now + one.deadline_in end
   if deadline > 0 then
-    redis.call('HSET', job, 'deadline', deadline)
+    note('deadline', deadline)
     redis.call('ZADD', deadlines, deadline, id)
   end
-  local due = math.max(tonumber(times.not_before), now + times.delay)
+  local due = math.max(tonumber(one.not_before), now + one.delay)
   if due > now then
-    redis.call('HSET', job, 'not_before', due)
+    note('not_before', due)
     redis.call('ZADD', delayed, due, id)
   else
-    local f = redis.call('HMGET', job, 'priority', 'tenant')
-    put_in_line(id, f[1], f[2])
+    entry = put_in_line(id, one.priority, one.tenant)
   end
+  note('entry', entry)
+  redis.call('HSET', job_key(id), unpack(fields))
+end
+
+-- Count jobs, each as `asked_at` has it, and begin their lives. `attempt`: the last one of an earlier life.
+local function begin_lives(jobs)
+  local now, bytes = server_ms(), 0
+  for _, one in ipairs(jobs) do bytes = bytes + #one.payload end
+  redis.call('HINCRBY', meta, 'entries', #jobs)
+  redis.call('HINCRBY', meta, 'bytes', bytes)
+  for _, one in ipairs(jobs) do begin_life(one, now) end
   wake_hungry()
 end

@@ -1,18 +1,28 @@
--- Store a job and queue its entry, or have it wait for its time.
--- ARGV: base, id, payload, digest, priority, tenant, run ('' none), ttl (ms, 0 keep), max_entries, max_bytes
---       (the bounds hold where the queue's meta sets none), not before (ms, server clock, 0 at once), delay (ms from
---       now), deadline (ms, server clock, 0 none), deadline in (ms from now, 0 none), max_retries ('' the default)
--- Reply: {'queued'} | {'same', state} | {'conflict', state} | {'full', entries, bytes, max_entries, max_bytes}
+-- Store jobs and queue their entries, or have them wait for their time.
+-- ARGV: base, max_entries, max_bytes (the bounds hold where the queue's meta sets none), then for each job: id, payload,
+--       digest, priority, tenant, run ('' none), ttl (ms, 0 keep), not before (ms, server clock, 0 at once), delay (ms
+--       from now), deadline (ms, server clock, 0 none), deadline in (ms from now, 0 none), max_retries ('' the default)
+-- Reply: for each {'queued'} | {'same', state} | {'conflict', state} | {'full', entries, bytes, max_entries, max_bytes}.
+--        From the first that finds no room on nothing is taken, and all of them are 'full'.
 -- Again: the id and the payload's digest tell a repetition, which is answered 'same'.
-local id, payload, digest = ARGV[2], ARGV[3], ARGV[4]
-local known = redis.call('HMGET', job_key(id), 'digest', 'state')
-if known[1] then
-  return {known[1] == digest and 'same' or 'conflict', known[2]}
+local room = room_of(ARGV[2], ARGV[3])
+local replies, taken, digests = {}, {}, {}
+
+-- The answer for one job; what is taken goes on the list. One may stand twice in a call.
+local function answer(one)
+  local known = digests[one.id] and {digests[one.id], 'queued'} or redis.call('HMGET', job_key(one.id), 'digest', 'state')
+  if known[1] then return {known[1] == one.digest and 'same' or 'conflict', known[2]} end
+  local full = no_room(room, #one.payload)
+  if full then return full end
+  taken[#taken + 1], digests[one.id] = one, one.digest
+  return {'queued'}
 end
-local full = no_room(#payload, ARGV[9], ARGV[10])
-if full then return full end
-redis.call('HSET', job_key(id), 'payload', payload, 'digest', digest, 'attempt', 0, 'priority', ARGV[5],
-  'tenant', ARGV[6], 'run', ARGV[7], 'ttl', ARGV[8])
-begin_life(id, #payload, {not_before = ARGV[11], delay = ARGV[12], deadline = ARGV[13], deadline_in = ARGV[14],
-  max_retries = ARGV[15]})
-return {'queued'}
+
+local full
+for i = 4, #ARGV, JOB_ARGS do
+  local reply = full or answer(asked_at(i))
+  if reply[1] == 'full' then full = reply end
+  replies[#replies + 1] = reply
+end
+if #taken > 0 then begin_lives(taken) end
+return replies

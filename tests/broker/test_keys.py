@@ -114,14 +114,20 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
         "job",
         "stream",
         "memo",
+        "channel",
         "workers",
         "tenants",
         "times",
+        "unpack(jobs",
+        "unpack(rest",
     }
     for key in re.findall(r"redis\.p?call\('(?!TIME|SCAN|XREADGROUP|XGROUP)[A-Z]+', ([^,)]+)", source):
         assert re.match(r"(base|job_key\(|stream_key\(|tenants) ?", key) or key in built, key
+    for added in re.findall(r"(?:jobs|rest)\[#\w+ \+ 1\] = (.+)", source):
+        assert re.match(r"base \.\.|job_key\(", added), added
     for variable in re.findall(
-        r"local (memo|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)", source
+        r"local (memo|channel|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)",
+        source,
     ):
         assert re.match(r"base \.\.|job_key\(|stream_key\(", variable[1]), variable
 

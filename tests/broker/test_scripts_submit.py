@@ -12,6 +12,7 @@ from broker.calls import Submitted
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
+from protocol import Job
 from tests.broker.steps import (
     Worker,
     assert_drained,
@@ -208,3 +209,68 @@ def test_a_waiting_job_does_not_expire(queue: Queue) -> None:
     assert client.wait(0, 10) == 0
     assert queue.run(calls.look(KEYS, "a")).state == "running"
     assert times_to_live(queue)[:2] == [-1, -1]
+
+
+# -- many at once ----------------------------------------------------------------------------------------------
+
+
+def submit_all(queue: Queue, *jobs: Job) -> list[tuple[str, str | None]]:
+    return [(one.outcome, one.state) for one in queue.run(calls.submit_all(KEYS, jobs))]
+
+
+def test_many_are_answered_one_by_one_and_keep_their_order(queue: Queue) -> None:
+    put(queue, "a", "b")
+    Worker(queue).lease_one()
+    asked = [job("c"), job("a"), job("b", prompt="other"), job("d", delay_s=60.0), job("e"), job("e")]
+    assert submit_all(queue, *asked, job("c", prompt="other")) == [
+        ("queued", "queued"),
+        ("same", "running"),
+        ("conflict", "queued"),
+        ("queued", "queued"),
+        ("queued", "queued"),
+        ("same", "queued"),
+        ("conflict", "queued"),
+    ]
+    assert counts(queue)[0] == 5
+    assert ids_of(Worker(queue, "w2").lease(9)) == ["b", "c", "e"]
+
+
+def test_from_the_first_that_finds_no_room_on_none_is_taken(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hset(KEYS.meta, "max_entries", 2)
+    put(queue, "a")
+    assert [
+        outcome for outcome, _ in submit_all(queue, job("b"), job("a"), job("c"), job("a"), job("d"))
+    ] == [
+        "queued",
+        "same",
+        "full",
+        "full",
+        "full",
+    ]
+    assert counts(queue)[0] == 2
+    end(queue, Worker(queue).lease_one())
+    assert [outcome for outcome, _ in submit_all(queue, job("b"), job("c"), job("d"))] == [
+        "same",
+        "queued",
+        "full",
+    ]
+
+
+def test_many_are_bounded_by_the_bytes_they_have_together(queue: Queue) -> None:
+    size = len(job("a", prompt="x" * 100).encode())
+    client: Any = queue.client
+    client.hset(KEYS.meta, "max_bytes", 2 * size)
+    asked = [job(name, prompt="x" * 100) for name in "abc"]
+    full = Submitted("full", None, 2, 2 * size, calls.DEFAULT_MAX_ENTRIES, 2 * size)
+    assert queue.run(calls.submit_all(KEYS, asked)) == [*[Submitted("queued", "queued")] * 2, full]
+
+
+def test_any_number_is_cut_into_calls_that_hold_the_server_up_for_a_moment(queue: Queue) -> None:
+    small = [job(f"s{n}") for n in range(2 * calls.SUBMITTED_AT_ONCE + 1)]
+    large = [job(f"l{n}", prompt="x" * (calls.SUBMITTED_BYTES_AT_ONCE // 2)) for n in range(3)]
+    sizes = [len(answers) for answers in queue.run_all(calls.submit_parts(KEYS, small))]
+    assert sizes == [calls.SUBMITTED_AT_ONCE, calls.SUBMITTED_AT_ONCE, 1]
+    assert [len(answers) for answers in queue.run_all(calls.submit_parts(KEYS, large))] == [1, 1, 1]
+    assert calls.submit_parts(KEYS, []) == []
+    assert ids_of(Worker(queue).lease(1000)) == [asked.id for asked in [*small, *large]]
