@@ -9,15 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from producer.bulk.interrupt import Interrupt
 from tests.producer.bulk.orders import read_rows, run, write_rows
+from tests.producer.bulk.processes import ended, family, members, wait_for
 from tests.producer.fake_worker import FakeWorker, echo
 
 
@@ -32,18 +32,6 @@ def fork(source: Path, output: Path, url: str) -> int:
         finally:
             os._exit(code)
     return child
-
-
-def ended(child: int, seconds: float) -> int | None:
-    """The exit code, once there is one."""
-    status: list[int] = []
-
-    def reap() -> bool:
-        pid, raw = os.waitpid(child, os.WNOHANG)
-        status.extend([os.waitstatus_to_exitcode(raw)] if pid else [])
-        return bool(pid)
-
-    return status[0] if wait_for(reap, seconds) else None
 
 
 def slowly(job: object) -> str:
@@ -77,26 +65,6 @@ def test_killed_at_any_moment_it_ends_as_if_undisturbed_and_nothing_runs_twice(
             tmp_path / name.format("undisturbed")
         ).read_bytes()
     assert len(worker.answered) == len(set(worker.answered)) == 400
-
-
-def family(state: Path) -> list[str]:
-    """What still runs of brokers and workers that belong to a state folder."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "environ"]):
-        words = " ".join(process.info["cmdline"] or [])
-        ours = str(state) in words or (process.info["environ"] or {}).get("MILLSTREAM_STATE") == str(state)
-        if ours and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(words)
-    return found
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 class Alone:
@@ -205,10 +173,8 @@ def test_its_worker_or_its_broker_may_be_killed(tmp_path: Path, victim: str) -> 
     process = alone.start()
     spool = tmp_path / "out.jsonl.run" / "spool"
     assert wait_for(lambda: spool.exists() and spool.stat().st_size > 0, 60)
-    for killed in psutil.process_iter(["cmdline", "environ"]):
-        words = " ".join(killed.info["cmdline"] or [])
-        ours = (killed.info["environ"] or {}).get("MILLSTREAM_STATE") == str(alone.state)
-        if ours and victim in words and str(process.pid) != str(killed.pid):
+    for killed, words in members(alone.state):
+        if victim in words and killed.pid != process.pid:
             killed.kill()
     out, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
