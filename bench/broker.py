@@ -103,7 +103,7 @@ def timed(what: str, count: int) -> Iterator[Row]:
 def publish(lease: Lease, seq: int) -> calls.Call[calls.Published]:
     """The next token of a job."""
     event = encode_token(lease.id, seq, lease.attempt, 0, " word", [1000 + seq])
-    return calls.publish(KEYS, lease.id, lease.attempt, seq, [event])
+    return calls.publish(KEYS, lease.worker, lease.id, lease.attempt, seq, [event])
 
 
 def finish(lease: Lease, logged: int) -> calls.Call[calls.Finished]:
@@ -111,7 +111,7 @@ def finish(lease: Lease, logged: int) -> calls.Call[calls.Finished]:
     choice = Choice(text=" word" * TOKENS, token_ids=list(range(TOKENS)), finish_reason="stop")
     result = Result(id=lease.id, state="succeeded", choices=[choice], attempt=lease.attempt).encode()
     end = encode_terminal(lease.id, logged + 1, lease.attempt, "done")
-    return calls.finish(KEYS, lease.id, lease.attempt, "succeeded", result, logged + 1, [end])
+    return calls.finish(KEYS, lease.worker, lease.id, lease.attempt, "succeeded", result, logged + 1, [end])
 
 
 if __name__ == "__main__":

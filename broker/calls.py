@@ -7,12 +7,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from broker.keys import Keys
 from broker.script import Arg, Call, load
 from protocol import Fingerprint, Job, Result, State, TerminalState
 from protocol.job import DEFAULT_MAX_RETRIES
+
+T = TypeVar("T")
 
 DEFAULT_MAX_ENTRIES = 100_000
 """Jobs a queue holds (waiting and running) unless its meta says otherwise."""
@@ -63,6 +65,8 @@ class Lease:
     retries: int = 0
     """How often it was handed back to be tried again later."""
     max_retries: int = DEFAULT_MAX_RETRIES
+    worker: str = ""
+    """Who holds it: the other half of the fence, since a server that lost data may grant an attempt twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,11 @@ def _ms(seconds: float | None, most: int = LONGEST_MS) -> int:
     return math.ceil(min((seconds or 0) * 1000, most))
 
 
+def _only(call: Call[list[T]]) -> Call[T]:
+    """A call for many, made for one."""
+    return Call(call.script, call.key, call.args, lambda reply: call.read(reply)[0])
+
+
 def job_args(job: Job) -> tuple[Arg, ...]:
     """A job as `lua/submit.lua` takes it."""
     payload = job.encode()
@@ -202,8 +211,7 @@ def submit_parts(keys: Keys, jobs: Iterable[Job]) -> list[Call[list[Submitted]]]
 
 def submit(keys: Keys, job: Job) -> Call[Submitted]:
     """Store and queue one job; as `submit_all`."""
-    call = submit_all(keys, [job])
-    return Call(call.script, call.key, call.args, lambda reply: call.read(reply)[0])
+    return _only(submit_all(keys, [job]))
 
 
 def _submit(keys: Keys, jobs: Sequence[tuple[Arg, ...]]) -> Call[list[Submitted]]:
@@ -224,16 +232,26 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
 
     def read(reply: list[Any]) -> Leased:
         granted, next_ms = reply
-        return Leased([_lease(grant) for grant in granted], None if next_ms < 0 else next_ms)
+        return Leased([_lease(grant, worker) for grant in granted], None if next_ms < 0 else next_ms)
 
     return Call(load("lease"), keys.meta, (keys.base, worker, number, count, lease_ms), read)
 
 
-def _lease(grant: list[Any]) -> Lease:
+def _lease(grant: list[Any], worker: str) -> Lease:
     id_, attempt, crashes, logged, started, now, payload, deadline, retries, most = grant
     max_retries = DEFAULT_MAX_RETRIES if most < 0 else most
     return Lease(
-        _text(id_), attempt, crashes, logged, started, now, payload, deadline or None, retries, max_retries
+        _text(id_),
+        attempt,
+        crashes,
+        logged,
+        started,
+        now,
+        payload,
+        deadline or None,
+        retries,
+        max_retries,
+        worker,
     )
 
 
@@ -248,16 +266,35 @@ def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]
     return Call(load("renew"), keys.meta, (keys.base, worker, lease_ms, *pairs), read)
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a job that a worker holds has to say."""
+
+    id: str
+    attempt: int
+    first_seq: int
+    events: Sequence[bytes]
+
+
+def publish_all(keys: Keys, worker: str, news: Sequence[News]) -> Call[list[Published]]:
+    """Log and publish the next events of jobs; an answer for each. No job may stand there twice."""
+    args: list[Arg] = [keys.base, worker]
+    for one in news:
+        args += (one.id, one.attempt, one.first_seq, len(one.events))
+        args += one.events
+
+    def read(reply: list[Any]) -> list[Published]:
+        answers: list[Any] = [(_text(outcome), logged) for outcome, logged in reply]
+        return [Published(*answer) for answer in answers]
+
+    return Call(load("publish"), keys.meta, tuple(args), read)
+
+
 def publish(
-    keys: Keys, job_id: str, attempt: int, first_seq: int, events: Sequence[bytes]
+    keys: Keys, worker: str, job_id: str, attempt: int, first_seq: int, events: Sequence[bytes]
 ) -> Call[Published]:
-    """Log and publish events numbered from `first_seq` on."""
-
-    def read(reply: list[Any]) -> Published:
-        outcome: Any = _text(reply[0])
-        return Published(outcome, int(reply[1]))
-
-    return Call(load("publish"), keys.meta, (keys.base, job_id, attempt, first_seq, *events), read)
+    """Log and publish events of one job, numbered from `first_seq` on; as `publish_all`."""
+    return _only(publish_all(keys, worker, [News(job_id, attempt, first_seq, events)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +312,9 @@ class Ending:
     """What its dead letter says; empty: it gets none."""
 
 
-def finish_all(keys: Keys, endings: Sequence[Ending]) -> Call[list[Finished]]:
+def finish_all(keys: Keys, worker: str, endings: Sequence[Ending]) -> Call[list[Finished]]:
     """End jobs, with everything that goes with the end; an answer for each. No job may stand there twice."""
-    args: list[Arg] = [keys.base]
+    args: list[Arg] = [keys.base, worker]
     for one in endings:
         args += (one.id, one.attempt, one.state, one.result, one.dead_reason, one.first_seq, len(one.events))
         args += one.events
@@ -291,6 +328,7 @@ def finish_all(keys: Keys, endings: Sequence[Ending]) -> Call[list[Finished]]:
 
 def finish(
     keys: Keys,
+    worker: str,
     job_id: str,
     attempt: int,
     state: TerminalState,
@@ -300,8 +338,8 @@ def finish(
     dead_reason: str = "",
 ) -> Call[Finished]:
     """End one job; as `finish_all`."""
-    call = finish_all(keys, [Ending(job_id, attempt, state, result, first_seq, events, dead_reason)])
-    return Call(call.script, call.key, call.args, lambda reply: call.read(reply)[0])
+    ending = Ending(job_id, attempt, state, result, first_seq, events, dead_reason)
+    return _only(finish_all(keys, worker, [ending]))
 
 
 def release(keys: Keys, worker: str, handed: Sequence[Handback]) -> Call[int]:

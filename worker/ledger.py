@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from broker import calls
-from broker.calls import Ending, Handback, Lease
+from broker.calls import Ending, Handback, Lease, News
 from broker.failpoints import reached
 from broker.script import Call
 from engine.interface import DeviceLost
@@ -36,10 +36,12 @@ from worker.quarantine import Quarantine, is_suspect
 
 log = logging.getLogger("millstream.worker")
 
-ENDINGS_AT_ONCE = 128
-"""Jobs that one script ends: 4 ms of the server's time."""
-ENDING_BYTES_AT_ONCE = 1 << 20
-"""Of their results; one may be larger."""
+SAID_AT_ONCE = 128
+"""Jobs that one script publishes or ends: 4 ms of the server's time."""
+SAID_BYTES_AT_ONCE = 1 << 20
+"""Of their events and results; one may be larger."""
+
+Said = TypeVar("Said", News, Ending)
 
 
 class Ledger:
@@ -137,13 +139,16 @@ class Ledger:
             ended, due = self._with_news(step)
             if ended or due:
                 reached("heard")
-            finishing = [calls.finish_all(self._keys, part) for part in batches(map(self._own_end, ended))]
-            answers = await self._link.run_all([*finishing, *map(self._publish, due)])
+            finishing = [
+                calls.finish_all(self._keys, self._worker, part)
+                for part in batches(map(self._own_end, ended))
+            ]
+            answers = await self._link.run_all([*finishing, *self._publish(due)])
             for held, end in zip(ended, chain.from_iterable(answers[: len(finishing)]), strict=True):
                 reached("finished")
                 self.num_finished += end == "ok" and not (held.error and held.error.code in MAY_PASS)
                 await self._after_end(held, end)
-            for held, answer in zip(due, answers[len(finishing) :], strict=True):
+            for held, answer in zip(due, chain.from_iterable(answers[len(finishing) :]), strict=True):
                 reached("published")
                 if answer.outcome == "lost":
                     self._lose(held)
@@ -186,9 +191,10 @@ class Ledger:
                 due.append(held)
         return ended, due
 
-    def _publish(self, held: Held) -> Call[Any]:
-        first, events = held.take_events()
-        return calls.publish(self._keys, held.id, held.attempt, first, events)
+    def _publish(self, due: Iterable[Held]) -> list[Call[Any]]:
+        """The calls that log and publish what is unlogged."""
+        news = (News(held.id, held.attempt, *held.take_events()) for held in due)
+        return [calls.publish_all(self._keys, self._worker, part) for part in batches(news)]
 
     def _own_end(self, held: Held) -> Ending:
         """The end that the model process has brought a job to."""
@@ -211,7 +217,7 @@ class Ledger:
     async def _end(self, held: Held, state: TerminalState, kind: TerminalType, error: JobError) -> None:
         """End one job otherwise than the model process did."""
         (answer,) = await self._link.run(
-            calls.finish_all(self._keys, [self._ending(held, state, kind, error)])
+            calls.finish_all(self._keys, self._worker, [self._ending(held, state, kind, error)])
         )
         await self._after_end(held, answer)
 
@@ -226,8 +232,9 @@ class Ledger:
 
     async def _try_again(self, again: dict[str, str]) -> None:
         """Hand back jobs whose error can pass, with what was made of them."""
-        spoken: list[Call[Any]] = []
-        for held in [self._held[key] for key in again if key in self._held]:
+        later: list[Handback] = []
+        holding = [self._held[key] for key in again if key in self._held]
+        for held in holding:
             wait_s = backoff_s(held.lease.retries)
             log.warning(
                 "job %s attempt %d: tried again in %.1f s, retry %d of %d: %s",
@@ -238,10 +245,9 @@ class Ledger:
                 held.lease.max_retries,
                 again[held.key],
             )
-            if held.unlogged:
-                spoken.append(self._publish(held))
-            spoken.append(calls.release(self._keys, self._worker, [self._later(held, wait_s)]))
-        await self._link.run_all(spoken)
+            later.append(self._later(held, wait_s))
+        spoken = self._publish(held for held in holding if held.unlogged)
+        await self._link.run_all([*spoken, calls.release(self._keys, self._worker, later)])
         for key in again:
             if key in self._held:
                 self._forget(self._held[key])
@@ -344,7 +350,7 @@ class Ledger:
             holding = list(self._held.values())
             if not holding:
                 return
-            await self._link.run_all([self._publish(held) for held in holding if held.unlogged])
+            await self._link.run_all(self._publish(held for held in holding if held.unlogged))
             reached("checkpointed")
             call = calls.release(self._keys, self._worker, [handed(held) for held in holding])
             released = await self._link.run(call)
@@ -378,15 +384,16 @@ class Ledger:
         self.room_made.set()
 
 
-def batches(endings: Iterable[Ending]) -> Iterator[list[Ending]]:
-    """Endings that go to the server together: one script holds it up while it runs, and has all of them in memory."""
-    batch: list[Ending] = []
+def batches(said: Iterable[Said]) -> Iterator[list[Said]]:
+    """What goes to the server together: one script holds it up while it runs, and has all of it in memory."""
+    batch: list[Said] = []
     size = 0
-    for ending in endings:
-        if batch and (len(batch) == ENDINGS_AT_ONCE or size + len(ending.result) > ENDING_BYTES_AT_ONCE):
+    for one in said:
+        length = sum(map(len, one.events)) + (len(one.result) if isinstance(one, Ending) else 0)
+        if batch and (len(batch) == SAID_AT_ONCE or size + length > SAID_BYTES_AT_ONCE):
             yield batch
             batch, size = [], 0
-        batch.append(ending)
-        size += len(ending.result)
+        batch.append(one)
+        size += length
     if batch:
         yield batch

@@ -20,6 +20,9 @@
 --   <base>tokens:<id>      channel the same events
 --   <base>result:<id>      string  the result, JSON
 --   <base>done:<run>       stream  {id, state}: completions of one bulk run
+--   <base>batches          zset    batch id -> server time (ms) of its submission
+--   <base>batch:<id>       hash    of a batch: status ending slice total completed failed errors folder, times (s, server
+--                                  clock), webhook: see batch_*.lua and broker/batches.py
 --   <base>dead             stream  {id, reason, raw, attempt, worker}: dead letters
 --   <base>workers          hash    worker -> "<server ms> <json>"
 --   <base>control          channel wake, cancel:<id>
@@ -55,6 +58,13 @@ local function pieces(list)
     from = from + MOST_UNPACKED
     if from <= #list then return from, math.min(from + MOST_UNPACKED - 1, #list) end
   end
+end
+
+-- Some of the script's arguments.
+local function args_from(first, last)
+  local args = {}
+  for i = first, last do args[i - first + 1] = ARGV[i] end
+  return args
 end
 
 -- Append the events that are not logged yet and publish them; `first` is the seq of events[1]. Returns the log's length.

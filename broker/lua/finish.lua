@@ -1,14 +1,15 @@
--- End jobs: unpublished events logged, result stored, entry acknowledged and deleted, completion announced.
--- ARGV: base, then for each job: id, attempt, state, result, reason for the dead letter ('' none), seq of the first
+-- End jobs that a worker runs: unpublished events logged, result stored, entry acknowledged and deleted, completion announced.
+-- ARGV: base, worker, then for each job: id, attempt, state, result, reason for the dead letter ('' none), seq of the first
 --       event, how many events, the events. No job stands there twice.
 -- Reply: for each 'ok' | 'lost' | 'gap'
--- Again: the attempt that ended the job is answered 'ok' once more; any other attempt 'lost'.
+-- Again: the lease (worker, attempt) that ended the job is answered 'ok' once more; any other 'lost'.
+local worker = ARGV[2]
 local replies, ended = {}, {}
 
 -- The answer for one job; what ends now goes on the list, its events are logged.
 local function ending(one)
-  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt')
-  if f[2] ~= one.attempt then return 'lost' end
+  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt', 'worker')
+  if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end
   if f[1] == one.state then return 'ok' end
   if f[1] ~= 'running' then return 'lost' end
   local logged, whole = logged_before(one.id, one.first)
@@ -19,16 +20,16 @@ local function ending(one)
 end
 
 local function add_letter(id, attempt, reason)
-  local f = redis.call('HMGET', job_key(id), 'payload', 'worker')
-  redis.call('HSET', job_key(id), 'letter', redis.call('XADD', dead, '*', 'id', id, 'reason', reason, 'raw', f[1] or '',
-    'attempt', attempt, 'worker', f[2]))
+  local payload = redis.call('HGET', job_key(id), 'payload')
+  redis.call('HSET', job_key(id), 'letter', redis.call('XADD', dead, '*', 'id', id, 'reason', reason, 'raw', payload or '',
+    'attempt', attempt, 'worker', worker))
 end
 
-local at = 2
+local at = 3
 while at <= #ARGV do
   local last = at + 6 + tonumber(ARGV[at + 6])
   local one = {id = ARGV[at], attempt = ARGV[at + 1], state = ARGV[at + 2], result = ARGV[at + 3],
-    reason = ARGV[at + 4], first = tonumber(ARGV[at + 5]), events = {unpack(ARGV, at + 7, last)}}
+    reason = ARGV[at + 4], first = tonumber(ARGV[at + 5]), events = args_from(at + 7, last)}
   replies[#replies + 1] = ending(one)
   at = last + 1
 end

@@ -138,7 +138,7 @@ class Model:
     def _call(self, step: Step) -> Call[Any] | None:
         """The script's run; None where only time passes."""
         name = self.job.id
-        lease = Lease(name, step.attempt, 0, 0, 0, 0, b"")
+        lease = Lease(name, step.attempt, 0, 0, 0, 0, b"", worker=step.worker)
         made: dict[str, Callable[[], Call[Any]]] = {
             "submit": lambda: calls.submit(KEYS, self.job),
             "cancel": lambda: calls.cancel(KEYS, name),
@@ -147,7 +147,7 @@ class Model:
             "beat": lambda: calls.heartbeat(KEYS, step.worker, {}),
             "renew": lambda: calls.renew(KEYS, step.worker, HOUR_MS, [(name, step.attempt)]),
             "publish": lambda: calls.publish(
-                KEYS, name, step.attempt, step.seq, tokens(lease, step.seq, f"{step.seq} ")
+                KEYS, step.worker, name, step.attempt, step.seq, tokens(lease, step.seq, f"{step.seq} ")
             ),
             "finish": lambda: finish_call(
                 KEYS, lease, step.seq - 1, text_of(step.seq - 1), cast(Any, step.state), step.dead_reason

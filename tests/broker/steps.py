@@ -74,7 +74,7 @@ def tokens(lease: Lease, first_seq: int, *texts: str) -> list[bytes]:
 
 def say(queue: Queue, lease: Lease, first_seq: int, *texts: str) -> calls.Published:
     events = tokens(lease, first_seq, *texts)
-    return queue.run(calls.publish(queue.keys, lease.id, lease.attempt, first_seq, events))
+    return queue.run(calls.publish(queue.keys, lease.worker, lease.id, lease.attempt, first_seq, events))
 
 
 def finish_call(
@@ -90,7 +90,8 @@ def finish_call(
     result = Result(id=lease.id, state=state, choices=[choice], attempt=lease.attempt)
     kind: Any = TERMINAL_EVENT[state]
     end = encode_terminal(lease.id, logged + 1, lease.attempt, kind)
-    return calls.finish(keys, lease.id, lease.attempt, state, result.encode(), logged + 1, [end], dead_reason)
+    fence = (keys, lease.worker, lease.id, lease.attempt)
+    return calls.finish(*fence, state, result.encode(), logged + 1, [end], dead_reason)
 
 
 def end(queue: Queue, lease: Lease, logged: int = 0, text: str = "", **rest: Any) -> calls.Finished:

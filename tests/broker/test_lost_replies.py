@@ -118,13 +118,13 @@ def renew(queue: Queue) -> Call[Any]:
 
 def publish(queue: Queue) -> Call[Any]:
     lease = leased(queue)
-    return calls.publish(KEYS, lease.id, lease.attempt, 3, tokens(lease, 3, "z", "!"))
+    return calls.publish(KEYS, lease.worker, lease.id, lease.attempt, 3, tokens(lease, 3, "z", "!"))
 
 
 def publish_to_a_marked_job(queue: Queue) -> Call[Any]:
     lease = leased(queue)
     queue.run(calls.cancel(KEYS, lease.id))
-    return calls.publish(KEYS, lease.id, lease.attempt, 3, tokens(lease, 3, "z"))
+    return calls.publish(KEYS, lease.worker, lease.id, lease.attempt, 3, tokens(lease, 3, "z"))
 
 
 def finish(queue: Queue) -> Call[Any]:
@@ -345,7 +345,7 @@ def test_the_reply_of_a_script_that_the_server_did_not_know(
     lease = leased(queue)
     client.script_flush()
     proxy.lose_reply_to(b"$4\r\nEVAL\r\n")
-    assert caller(calls.publish(KEYS, "a", 1, 3, tokens(lease, 3, "z"))) == calls.Published("ok", 3)
+    assert caller(calls.publish(KEYS, "w1", "a", 1, 3, tokens(lease, 3, "z"))) == calls.Published("ok", 3)
     assert proxy.lost == 1
 
 
@@ -353,7 +353,7 @@ def test_replies_of_a_pipeline(queue: Queue, proxy: Proxy) -> None:
     """All of a pipeline's calls have run, and all run again."""
     lease = leased(queue)
     with connect(proxy.url) as client:
-        says = [calls.publish(KEYS, "a", 1, seq, tokens(lease, seq, "z")) for seq in (3, 4)]
+        says = [calls.publish(KEYS, "w1", "a", 1, seq, tokens(lease, seq, "z")) for seq in (3, 4)]
         many = [*says, finish_call(KEYS, lease, 4, "xyzz")]
         for call in many:
             queue.client.script_load(call.script.source)

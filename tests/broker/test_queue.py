@@ -80,7 +80,7 @@ def flush_scripts(queue: Queue) -> None:
 def whole_way(lease: calls.Lease) -> list[Call[Any]]:
     """Three publishes that build on each other, and the end."""
     says = [
-        calls.publish(KEYS, lease.id, lease.attempt, seq, tokens(lease, seq, text))
+        calls.publish(KEYS, lease.worker, lease.id, lease.attempt, seq, tokens(lease, seq, text))
         for seq, text in enumerate("abc", start=1)
     ]
     return [*says, finish_call(KEYS, lease, 3, "abc")]

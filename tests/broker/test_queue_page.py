@@ -217,8 +217,8 @@ def drive(queue: Queue, start: str, script: str, when: str, to: str) -> None:
 
 
 CHANGES = re.compile(
-    r"HSET', job[^\n]*'state'|DEL', job_key"
-    r"|\b(begin_life|end_jobs|end_unowned|cancel_unowned|expire|expire_overdue|release_due)\("
+    r"HSET', job[^\n]*'state'|DEL', (job_key|unpack\(jobs)"
+    r"|\b(begin_lives|end_jobs|end_unowned|cancel_unowned|expire|expire_overdue|release_due)\("
 )
 
 

@@ -98,7 +98,7 @@ def test_each_role_does_its_part_with_its_rule(guarded: RealServer, tmp_path: Pa
     work.run(calls.heartbeat(keys, worker.name, {}))
     first, second = worker.lease(2)
     assert work.run(calls.renew(keys, worker.name, 60_000, [(first.id, 1), (second.id, 1)])) == ["held"] * 2
-    assert work.run(calls.publish(keys, first.id, 1, 1, tokens(first, 1, "a"))).outcome == "ok"
+    assert work.run(calls.publish(keys, first.worker, first.id, 1, 1, tokens(first, 1, "a"))).outcome == "ok"
     assert work.run(finish_call(keys, first, 1, "a")) == "ok"
     assert work.run(calls.release(keys, worker.name, [calls.Handback(second.id, 1)])) == 1
     client: Any = work.client

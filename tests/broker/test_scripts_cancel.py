@@ -149,7 +149,7 @@ def test_what_was_logged_of_several_choices_is_kept_byte_for_byte(queue: Queue) 
     events[4] = (
         events[4].replace(b'"choice":0', b'"choice":2')[:-1] + b',"finish_reason":"stop","stop_reason":7}'
     )
-    queue.run(calls.publish(KEYS, "a", 1, 1, events))
+    queue.run(calls.publish(KEYS, "w1", "a", 1, 1, events))
     lapse(queue, "a")
     cancel(queue)
     result = look(queue).result

@@ -30,7 +30,10 @@ from tests.broker.steps import (
 
 KEYS = Keys()
 ZOMBIE: dict[str, tuple[Callable[[Lease], calls.Call[Any]], Any]] = {
-    "publish": (lambda old: calls.publish(KEYS, "a", 1, 3, tokens(old, 3, "z")), calls.Published("lost", 0)),
+    "publish": (
+        lambda old: calls.publish(KEYS, "w1", "a", 1, 3, tokens(old, 3, "z")),
+        calls.Published("lost", 0),
+    ),
     "renew": (lambda _: calls.renew(KEYS, "w1", LONG_MS, [("a", 1)]), ["lost"]),
     "finish": (lambda old: finish_call(KEYS, old, 2, "xy"), "lost"),
     "finish as dead": (lambda old: finish_call(KEYS, old, 2, state="dead", dead_reason="why"), "lost"),
@@ -76,6 +79,25 @@ def test_a_zombie_is_refused(queue: Queue, act: str, fate: Callable[[Queue], Non
     call, refusal = ZOMBIE[act]
     assert queue.run(call(old)) == refusal
     assert snapshot(queue) == before
+
+
+@pytest.mark.parametrize("act", [act for act in ZOMBIE if act not in ("renew", "release")])
+def test_the_same_attempt_of_another_worker_is_refused(queue: Queue, act: str) -> None:
+    """A server that lost its last data grants an attempt once more: its number alone would let both owners speak."""
+    put(queue, "a")
+    lost = Worker(queue).lease_one()
+    queue.client.flushall()
+    put(queue, "a")
+    now = Worker(queue, "w2").lease_one()
+    say(queue, now, 1, "x", "y")
+    assert (now.attempt, now.worker) == (lost.attempt, "w2")
+    before = snapshot(queue)
+    call, refusal = ZOMBIE[act]
+    assert queue.run(call(lost)) == refusal
+    assert snapshot(queue) == before
+    assert end(queue, now, 2, "xy") == "ok"
+    assert queue.run(finish_call(KEYS, lost, 2, "xy")) == "lost"
+    assert queue.run(finish_call(KEYS, now, 2, "xy")) == "ok"
 
 
 def test_renew_belongs_to_the_worker_that_holds_the_lease(queue: Queue) -> None:

@@ -24,6 +24,7 @@ from tests.broker.steps import (
     hear,
     job,
     key_names,
+    log_text,
     put,
     say,
     snapshot,
@@ -55,12 +56,12 @@ def leased(queue: Queue) -> Lease:
 
 SAME_ANSWER: dict[str, Callable[[Queue], Call[Any]]] = {
     "renew": lambda queue: calls.renew(KEYS, "w1", LONG_MS, [("a", leased(queue).attempt), ("nobody", 1)]),
-    "publish": lambda queue: calls.publish(KEYS, "a", 1, 3, tokens(leased(queue), 3, "z", "!")),
+    "publish": lambda queue: calls.publish(KEYS, "w1", "a", 1, 3, tokens(leased(queue), 3, "z", "!")),
     "publish some of it again": lambda queue: calls.publish(
-        KEYS, "a", 1, 2, tokens(leased(queue), 2, "y", "z")
+        KEYS, "w1", "a", 1, 2, tokens(leased(queue), 2, "y", "z")
     ),
-    "publish beyond a gap": lambda queue: calls.publish(KEYS, "a", 1, 9, tokens(leased(queue), 9, "z")),
-    "publish nothing": lambda queue: calls.publish(KEYS, "a", leased(queue).attempt, 3, []),
+    "publish beyond a gap": lambda queue: calls.publish(KEYS, "w1", "a", 1, 9, tokens(leased(queue), 9, "z")),
+    "publish nothing": lambda queue: calls.publish(KEYS, "w1", "a", leased(queue).attempt, 3, []),
     "finish": lambda queue: finish_call(KEYS, leased(queue), 2, "xy"),
     "finish as dead": lambda queue: finish_call(
         KEYS, leased(queue), 2, "xy", state="dead", dead_reason="why"
@@ -75,6 +76,34 @@ SAME_ANSWER: dict[str, Callable[[Queue], Call[Any]]] = {
 def test_again_is_once(queue: Queue, name: str) -> None:
     first, second = twice(queue, SAME_ANSWER[name](queue))
     assert second == first
+
+
+def test_many_jobs_are_told_of_in_one_call_and_answered_one_by_one(queue: Queue) -> None:
+    put(queue, "a", "b", "c", "d")
+    a, b, c, d = Worker(queue).lease(4)
+    queue.run(calls.cancel(KEYS, "b"))
+    assert end(queue, d) == "ok"
+    news = [
+        calls.News("a", a.attempt, 1, tokens(a, 1, "x", "y")),
+        calls.News("b", b.attempt, 1, tokens(b, 1, "z")),
+        calls.News("c", c.attempt, 2, tokens(c, 2, "z")),
+        calls.News("d", d.attempt, 2, tokens(d, 2, "z")),
+    ]
+    first, second = twice(queue, calls.publish_all(KEYS, "w1", news))
+    said = [(one.outcome, one.logged) for one in first]
+    assert said == [("ok", 2), ("cancel", 1), ("gap", 0), ("lost", 0)]
+    assert second == first
+    assert log_text(queue, "a") == "xy"
+
+
+def test_a_job_may_have_more_events_than_lua_unpacks(queue: Queue) -> None:
+    put(queue, "a", "b")
+    a, b = Worker(queue).lease(2)
+    texts = ["x"] * 20_000
+    assert queue.run(calls.publish(KEYS, "w1", "a", 1, 1, tokens(a, 1, *texts))).logged == 20_000
+    assert queue.run(calls.publish(KEYS, "w1", "a", 1, 2, tokens(a, 2, *texts))).logged == 20_001
+    assert queue.run(calls.finish(KEYS, "w1", "b", 1, "succeeded", b"{}", 1, tokens(b, 1, *texts))) == "ok"
+    assert [queue.client.llen(KEYS.log(name)) for name in ("a", "b")] == [20_001, 20_000]
 
 
 def test_submit_again_is_the_same_job(queue: Queue) -> None:

@@ -150,7 +150,9 @@ class Story:
             return
         first, count = held.logged + 1, self.dice.randint(1, 3)
         events = tokens(held.lease, first, *(f"{seq} " for seq in range(first, first + count)))
-        answer = self.run(calls.publish(KEYS, held.lease.id, held.lease.attempt, first, events))
+        answer = self.run(
+            calls.publish(KEYS, held.lease.worker, held.lease.id, held.lease.attempt, first, events)
+        )
         known = self.jobs[held.lease.id]
         if self.owns(held):
             assert answer.outcome == ("cancel" if known.marked else "ok")

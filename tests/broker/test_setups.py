@@ -33,7 +33,12 @@ def whole_way(queue: Queue, name: str) -> None:
     """Submit, lease, publish, end, watch: every kind of call."""
     assert queue.run(calls.submit(queue.keys, job(name))).outcome == "queued"
     lease = Worker(queue, f"worker-{name}").lease_one()
-    assert queue.run(calls.publish(queue.keys, name, lease.attempt, 1, tokens(lease, 1, "a"))).outcome == "ok"
+    assert (
+        queue.run(
+            calls.publish(queue.keys, lease.worker, name, lease.attempt, 1, tokens(lease, 1, "a"))
+        ).outcome
+        == "ok"
+    )
     assert queue.run_all([finish_call(queue.keys, lease, 1, "a")]) == ["ok"]
     assert [event.seq for event in follow(queue, name)] == [1, 2]
 

@@ -347,7 +347,7 @@ class QuickWorker:
         while not self._stop.is_set():
             for lease in worker.lease(4):
                 events = tokens(lease, 1, "a", "b", "c")
-                queue.run_all([calls.publish(KEYS, lease.id, lease.attempt, 1, events)])
+                queue.run_all([calls.publish(KEYS, lease.worker, lease.id, lease.attempt, 1, events)])
                 end(queue, lease, 3, "abc")
         queue.close()
 

@@ -124,7 +124,14 @@ class FakeWorker:
         )
         self._queue.run(
             calls.finish(
-                self._queue.keys, job.id, lease.attempt, "succeeded", result.encode(), 1, [*events, done]
+                self._queue.keys,
+                self._name,
+                job.id,
+                lease.attempt,
+                "succeeded",
+                result.encode(),
+                1,
+                [*events, done],
             )
         )
 
@@ -137,9 +144,8 @@ class FakeWorker:
             attempt=lease.attempt,
             model=self._model,
         )
-        self._queue.run(
-            calls.finish(self._queue.keys, job.id, lease.attempt, "failed", result.encode(), 1, [error])
-        )
+        fence = (self._queue.keys, self._name, job.id, lease.attempt)
+        self._queue.run(calls.finish(*fence, "failed", result.encode(), 1, [error]))
 
 
 def _choice(job: Job, text: str, number: int) -> Choice:

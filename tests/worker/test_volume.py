@@ -77,7 +77,7 @@ def test_the_largest_that_is_let_through_reaches_a_watcher(queue: Queue) -> None
     held.add(Piece(held.key, 0, [1], "x", True, "length", prompt_logprobs=[None, *[place] * count]))
     stored = held.result("succeeded", "m", "w")
     first, said = held.take_end("done")
-    finish = calls.finish(queue.keys, "j", held.attempt, "succeeded", stored, first, said)
+    finish = calls.finish(queue.keys, "w", "j", held.attempt, "succeeded", stored, first, said)
     assert queue.run(finish) == "ok"
     watcher.join(240)
     token, end = events
