@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 import redis
@@ -79,12 +80,12 @@ class Window:
             redis.RedisError: the server could not be reached; submit again.
         """
         for batch in _batches(list(self._waiting), SUBMIT_AT_ONCE):
-            asked = [self._waiting[job_id] for job_id in batch]
+            jobs = [self._waiting[job_id].job for job_id in batch]
             try:
-                answers = self._queue.run_all([calls.submit(self._queue.keys, one.job) for one in asked])
+                parts = self._queue.run_all(calls.submit_parts(self._queue.keys, jobs))
             except redis.OutOfMemoryError:
                 return False
-            for job_id, answer in zip(batch, answers, strict=True):
+            for job_id, answer in zip(batch, chain.from_iterable(parts), strict=True):
                 if answer.outcome == "full":
                     return False
                 # A conflict is the same row in another version's encoding: run and digest are in the id.
