@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.processes import still_alive
 from tests.servers import ValkeyServer
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +82,7 @@ def state_folder() -> Iterator[str]:
             for process in psutil.process_iter()
             if environment_of(process).get("MILLSTREAM_STATE") == state
         ]
-        _, alive = psutil.wait_procs(left, timeout=15)
+        alive = still_alive(left, 15)
         names = [process.cmdline() for process in alive]
         for process in alive:
             process.kill()

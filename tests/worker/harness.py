@@ -20,6 +20,7 @@ from broker.keys import Keys
 from broker.queue import Queue
 from broker.watch import AnyEvent, follow
 from protocol import Job, Result, SamplingParams, TokenEvent
+from tests.processes import still_alive
 
 WORDS = "dry-run:words?delay=40ms"
 DEADLINE_S = 30.0
@@ -88,8 +89,7 @@ class WorkerProcess:
         children = psutil.Process(self.process.pid).children()
         self.process.kill()
         self.process.wait()
-        _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
-        assert not alive, "the model process outlived its parent"
+        assert not still_alive(children, DEADLINE_S), "the model process outlived its parent"
 
     def close(self) -> None:
         if self.process.poll() is None:

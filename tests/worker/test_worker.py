@@ -13,6 +13,7 @@ import pytest
 from broker import calls
 from broker.queue import Queue
 from protocol import TerminalEvent, TokenEvent
+from tests.processes import still_alive
 from tests.worker.harness import (
     WORDS,
     Workers,
@@ -201,7 +202,7 @@ def test_a_leash_that_is_let_go_ends_the_worker(queue: Queue, workers: Workers) 
     children = psutil.Process(worker.process.pid).children()
     os.close(write)
     assert worker.wait(5) == 0
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert still_alive(children, 5) == []
     assert queue.run(calls.look(queue.keys, "j")).state == "queued"
 
 
