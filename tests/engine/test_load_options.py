@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused(tiny_model_dir: Path, tmp_pat
         load_runner(str(folder), **ON_CPU)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.long)])  # compiles
 def test_sixteen_bits(tiny_model_dir: Path, dtype: str) -> None:
     loaded = load_runner(str(tiny_model_dir), **{**ON_CPU, "dtype": dtype})
     assert loaded.weights.model.dtype == getattr(torch, dtype)
