@@ -22,11 +22,12 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.intake import Ask, ask, to_do
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.lines import BadRow
-from producer.bulk.manifest import Finished, Manifest
+from producer.bulk.manifest import Finished, Manifest, OutputFormat, RowOrder
 from producer.bulk.output import Totals, publish
 from producer.bulk.own_worker import OwnWorker
-from producer.bulk.parquet_output import check_pyarrow, is_parquet
+from producer.bulk.parquet_output import check_parquet, is_parquet
 from producer.bulk.places import Places, check, locked
+from producer.bulk.plan import planned
 from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
 from producer.bulk.run import Outlook, Run, Served
@@ -49,6 +50,9 @@ class Order:
 
     inputs: Inputs
     output: Path
+    format: OutputFormat | None
+    """How the output is written; None: by its name."""
+    row_order: RowOrder
     defaults: Mapping[str, Any]
     """Sampling parameters for rows that set none."""
     rendering: Mapping[str, Any]
@@ -65,10 +69,14 @@ class Order:
     redis_url: str | None
     window: int
     """Most rows on the queue at once."""
+    plan: bool
+    """Whether rows are asked in a better order than that of the input."""
     patience_s: float
     """How long a server may be away."""
     resume: bool
     overwrite: bool
+    redo_changed: bool
+    """Whether rows that the command asks differently now are asked again."""
     quiet: bool
 
 
@@ -102,15 +110,21 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
     """
     began = time.monotonic()
     order.wording.check()
-    asked = _new_manifest(order.model, order.defaults, order.rendering, order.wording)
+    asked = _new_manifest(order)
     places = check(order.inputs, order.output)
-    if is_parquet(places.output):
-        check_pyarrow(places.output)
+    if asked.format == "parquet":
+        check_parquet(places.output, order.inputs, asked.order)
     with locked(places):
         with interrupt.at_once():
             places = replace(places, inputs=order.inputs.fetched(places.folder))
             unusable = _check_ids(places.inputs, order)
-        manifest = begin(places, asked, resume=order.resume, overwrite=order.overwrite)
+        manifest = begin(
+            places,
+            asked,
+            resume=order.resume,
+            overwrite=order.overwrite,
+            redo_changed=order.redo_changed,
+        )
         if isinstance(manifest, Finished):
             places.inputs.drop_copies(places.folder)
             return DoneBefore(manifest.torn)
@@ -120,12 +134,12 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
         with Spool(places.spool) as spool:
             resumed = manifest.run != asked.run
             _answer(order, places, manifest, spool, counts, interrupt, unusable, resumed=resumed)
-            done = publish(spool, places)
+            done = publish(spool, places, manifest)
         manifest.finished = Finished(
             source=source, output=done.output, errors=done.errors, torn=places.inputs.torn
         )
         manifest.save(places.manifest)
-        if not is_parquet(places.output):  # JSON lines can be read back, to go on when the input grows
+        if manifest.format == "jsonl":  # its rows can be read back, to go on when the input grows
             places.spool.unlink()
         places.worker_log.unlink(missing_ok=True)
         places.inputs.drop_copies(places.folder)
@@ -177,8 +191,9 @@ def _answer(
         model = None if own_worker else order.model
         requests = Requests(manifest.run, order.defaults, model, order.rendering, order.wording)
         window = Window(queue, manifest.run, order.window)
+        rows = to_do(places.inputs, spool, requests, counts, unusable)
         run = Run(
-            to_do(places.inputs, spool, requests, counts, unusable),
+            planned(rows) if order.plan else rows,
             window,
             spool,
             counts,
@@ -258,13 +273,19 @@ def _check_ids(inputs: Inputs, order: Order) -> Mapping[int, BadRow]:
     return {}
 
 
-def _new_manifest(
-    model: str | None, defaults: Mapping[str, Any], rendering: Mapping[str, Any], wording: Wording
-) -> Manifest:
+def _new_manifest(order: Order) -> Manifest:
     """A run's manifest.
 
     Raises:
         RequestError: no row could be asked with these defaults.
     """
-    build_job(None, [{"role": "user", "content": ""}], None, defaults, "check", **rendering)
-    return Manifest.new(model, defaults, rendering, wording)
+    build_job(None, [{"role": "user", "content": ""}], None, order.defaults, "check", **order.rendering)
+    return Manifest.new(
+        order.model,
+        order.defaults,
+        order.rendering,
+        order.wording,
+        id_column=order.id_column,
+        format=order.format or ("parquet" if is_parquet(order.output) else "jsonl"),
+        order=order.row_order,
+    )

@@ -18,9 +18,12 @@ from producer.cli.sampling import FLAGS as SAMPLING
 if TYPE_CHECKING:
     from producer.bulk.generate import BadIds, DoneBefore, Report
     from producer.bulk.inputs import Format
+    from producer.bulk.manifest import OutputFormat, RowOrder
 
 ROWS = "What a row asks"
 FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
+OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("jsonl", "parquet", "openai")
+ROW_ORDERS: tuple[RowOrder, ...] = ("input", "completion")
 BAD_IDS: tuple[BadIds, ...] = ("refuse", "rows")
 
 
@@ -38,8 +41,24 @@ def generate(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Where the answers go, in the order of IN."),
+        typer.Option("--output", "-o", metavar="OUT", help="Where the answers go."),
     ] = None,
+    output_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="|".join(OUTPUT_FORMATS),
+            help="How OUT and the error file are written; openai: as OpenAI's Batch API does. [default: by OUT's name]",
+        ),
+    ] = None,
+    row_order: Annotated[
+        str,
+        typer.Option(
+            "--order",
+            metavar="|".join(ROW_ORDERS),
+            help="Rows of OUT as IN has them, or as they finished.",
+        ),
+    ] = "input",
     input_format: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +118,13 @@ def generate(
     ] = None,
     redis_url: options.RedisUrl = None,
     window: Annotated[int, typer.Option(min=1, metavar="N", help="Most rows on the queue at once.")] = 2000,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan/--no-plan",
+            help="Ask rows that begin alike together, and long outputs early, rather than as they stand in IN.",
+        ),
+    ] = True,
     redis_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long the server may be away.")
     ] = 60.0,
@@ -107,6 +133,12 @@ def generate(
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew; OUT is replaced at the end.")
+    ] = False,
+    redo_changed: Annotated[
+        bool,
+        typer.Option(
+            "--redo-changed", help="Go on with other parameters: rows that they change are asked again."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout.")] = False,
@@ -118,6 +150,8 @@ def generate(
     """Answer every row of the inputs. Interrupted at any moment, the same command goes on."""
     format = one_of("--input-format", input_format, FORMATS)
     on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS) or "refuse"
+    written_as = one_of("--format", output_format, OUTPUT_FORMATS)
+    in_order = one_of("--order", row_order, ROW_ORDERS) or "input"
     from producer.bulk.inputs import find_inputs
     from producer.bulk.wording import Wording
 
@@ -133,6 +167,8 @@ def generate(
         raise typer.BadParameter("give -o OUT (or --check)")
     if resume and overwrite:
         raise typer.BadParameter("--resume keeps what --overwrite would throw away: give one of them")
+    if redo_changed and overwrite:
+        raise typer.BadParameter("--redo-changed keeps what --overwrite would throw away: give one of them")
     from producer.bulk.interrupt import Interrupt
 
     interrupt = Interrupt()
@@ -144,6 +180,8 @@ def generate(
     order = Order(
         inputs=inputs,
         output=output,
+        format=written_as,
+        row_order=in_order,
         defaults=sampling,
         rendering=rendering,
         wording=wording,
@@ -153,9 +191,11 @@ def generate(
         queue=queue,
         redis_url=redis_url,
         window=window,
+        plan=plan,
         patience_s=redis_timeout,
         resume=resume,
         overwrite=overwrite,
+        redo_changed=redo_changed,
         quiet=quiet,
     )
     try:

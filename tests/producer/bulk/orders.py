@@ -30,6 +30,8 @@ def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
     plain = Order(
         inputs=find_inputs([str(source)]),
         output=output,
+        format=None,
+        row_order="input",
         defaults={},
         rendering={},
         wording=Wording(),
@@ -39,9 +41,11 @@ def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
         queue=None,
         redis_url=url,
         window=2000,
+        plan=True,
         patience_s=20.0,
         resume=False,
         overwrite=False,
+        redo_changed=False,
         quiet=True,
     )
     return dataclasses.replace(plain, **changes)
