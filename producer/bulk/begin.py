@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from itertools import islice
 
 from producer.bulk import foreign, output
+from producer.bulk.intake import ask
+from producer.bulk.lines import BadRow, Line
 from producer.bulk.manifest import FileState, Finished, Manifest
 from producer.bulk.places import Places
 from producer.bulk.records import Record
+from producer.bulk.requests import Requests
 from producer.bulk.spool import Spool
 from producer.refusal import Refused
+from protocol import Job
 
 _AT_ONCE = 1000
 
 
-def begin(places: Places, asked: Manifest, *, resume: bool, overwrite: bool) -> Manifest | Finished:
+def begin(
+    places: Places, asked: Manifest, *, resume: bool, overwrite: bool, redo_changed: bool
+) -> Manifest | Finished:
     """The run to go on with, its manifest and spool in place, or the end of one that is complete already.
 
     Raises:
@@ -30,8 +36,8 @@ def begin(places: Places, asked: Manifest, *, resume: bool, overwrite: bool) -> 
         nothing_done = not places.spool.exists() or places.spool.stat().st_size == 0
         if nothing_done and found.differences(asked):
             return _anew(places, asked)  # a mistake in the command, corrected
-        return _same_question(places, found, asked)
-    return _after_the_end(places, found, found.finished, asked, resume)
+        return _go_on(places, found, asked, redo_changed)
+    return _after_the_end(places, found, found.finished, asked, resume, redo_changed)
 
 
 def _anew(places: Places, asked: Manifest) -> Manifest:
@@ -53,9 +59,10 @@ def _beside_foreign_output(places: Places, asked: Manifest, resume: bool) -> Man
 
 
 def _after_the_end(
-    places: Places, found: Manifest, finished: Finished, asked: Manifest, resume: bool
+    places: Places, found: Manifest, finished: Finished, asked: Manifest, resume: bool, redo_changed: bool
 ) -> Manifest | Finished:
-    """A complete run: nothing to do, unless rows of the input were changed or added, or its files were."""
+    """A complete run: nothing to do, unless rows of the input were changed or added, or its files were, or other ones
+    are asked for."""
     if not places.output.exists() or not places.errors.exists():
         return _anew(places, asked)
     if (FileState.of(places.output), FileState.of(places.errors)) != (finished.output, finished.errors):
@@ -65,23 +72,68 @@ def _after_the_end(
             f"{places.output} or its error file was changed since the run that wrote it: choose another output, "
             "--resume to go by the rows that are in it, or --overwrite"
         )
-    _same_question(places, found, asked)
-    if places.inputs.state() == finished.source:
+    if found.differences(asked):
+        if not redo_changed:
+            raise _asked_differently(places, found, asked)
+    elif found.writes_like(asked) and places.inputs.state() == finished.source:
         return finished
+    return _go_on(places, _reopened(places, found), asked, redo_changed)
+
+
+def _reopened(places: Places, found: Manifest) -> Manifest:
+    """A complete run as it was before its end: its rows in a spool."""
     going_on = found.model_copy(update={"finished": None})
-    if places.spool.exists():  # kept where the files are Parquet
+    if places.spool.exists():
         going_on.save(places.manifest)
         return going_on
+    if found.format != "jsonl":
+        raise Refused(
+            f"{places.spool} is gone, and the rows of {places.output} are only there as they were asked: choose "
+            "another output, or --overwrite"
+        )
     return _from_records(places, going_on, output.published(places))
 
 
-def _same_question(places: Places, found: Manifest, asked: Manifest) -> Manifest:
-    if differences := found.differences(asked):
-        raise Refused(
-            f"{places.output} has answers that were asked for differently ({'; '.join(differences)}): "
-            "ask as before, choose another output, or --overwrite"
-        )
-    return found
+def _go_on(places: Places, found: Manifest, asked: Manifest, redo_changed: bool) -> Manifest:
+    """A run that is not complete, asked as before or with what is changed of it."""
+    if not found.differences(asked):
+        return found.written_like(asked)
+    if not redo_changed:
+        raise _asked_differently(places, found, asked)
+    if found.model != asked.model:
+        return _anew(places, asked)
+    return _redo(places, found, asked)
+
+
+def _redo(places: Places, found: Manifest, asked: Manifest) -> Manifest:
+    """A new run that keeps the rows which the command's change leaves as they were: those that say themselves what
+    was changed, and those that cannot be asked either way."""
+    before, now = _requests(found), _requests(asked)
+    with Spool(places.spool) as spool:
+        for line in places.inputs.rows():
+            held = spool.holds(line.number, line.digest) is not None
+            if held and _question(line, before) != _question(line, now):
+                spool.drop(line.number, line.number + 1)
+        going_on = asked.model_copy(update={"served": found.served, "created": found.created})
+        return _from_records(places, going_on, spool.as_finished())
+
+
+def _requests(manifest: Manifest) -> Requests:
+    """What a manifest's command asks, under an id that says nothing of its run."""
+    defaults = manifest.params.model_dump(mode="json", exclude_unset=True)
+    return Requests("same", defaults, None, manifest.rendering, manifest.wording)
+
+
+def _question(line: Line | BadRow, requests: Requests) -> Job | BadRow:
+    asked = ask(line, requests)
+    return asked if isinstance(asked, BadRow) else asked.job
+
+
+def _asked_differently(places: Places, found: Manifest, asked: Manifest) -> Refused:
+    return Refused(
+        f"{places.output} has answers that were asked for differently ({'; '.join(found.differences(asked))}): "
+        "ask as before, choose another output, --redo-changed to ask the rows again that this changes, or --overwrite"
+    )
 
 
 def _from_records(places: Places, manifest: Manifest, records: Iterator[Record]) -> Manifest:

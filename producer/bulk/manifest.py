@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_serializer
 
 from producer.bulk.wording import Wording
 from producer.refusal import Refused
 from protocol import SamplingParams
 
+OutputFormat = Literal["jsonl", "parquet", "openai"]
+"""How the two files are written."""
+RowOrder = Literal["input", "completion"]
+"""In which order: as the input has the rows, or as they finished."""
 CHUNK = 1 << 20
 LONGEST_SHOWN = 60
 
@@ -25,16 +30,37 @@ class FileState(BaseModel):
     size: int
     digest: str
 
+    @staticmethod
+    def of(path: Path) -> FileState:
+        """Read a file through."""
+        return Seen.of(path).state
+
+
+class Seen:
+    """What goes through, on its way from or to a file."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+
     @classmethod
     def of(cls, path: Path) -> Self:
         """Read a file through."""
-        digest = hashlib.blake2b(digest_size=16)
-        size = 0
+        seen = cls()
         with path.open("rb") as file:
             while chunk := file.read(CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-        return cls(size=size, digest=digest.hexdigest())
+                seen.take(chunk)
+        return seen
+
+    def take(self, chunk: bytes | bytearray) -> None:
+        """Count a piece in."""
+        self._digest.update(chunk)
+        self._size += len(chunk)
+
+    @property
+    def state(self) -> FileState:
+        """Of a file that holds what was taken, and nothing else."""
+        return FileState(size=self._size, digest=self._digest.hexdigest())
 
 
 class Finished(BaseModel):
@@ -55,11 +81,17 @@ class Manifest(BaseModel):
     model: str | None
     """As the command named it."""
     params: SamplingParams
-    """For rows that set none."""
+    """For rows that set none; saved as far as the command gave them."""
     rendering: dict[str, Any] = {}
     """How the text of rows that do not say it becomes tokens: fields of a job."""
     wording: Wording = Wording()
     """How columns become a question."""
+    id_column: str | None = None
+    """Holds the rows' own names."""
+    format: OutputFormat = "jsonl"
+    order: RowOrder = "input"
+    created: int = 0
+    """When the run began: seconds since the epoch. It stands in OpenAI's replies, so a resumed run keeps it."""
     served: str | None = None
     """The model that answered, by its own name."""
     finished: Finished | None = None
@@ -71,6 +103,10 @@ class Manifest(BaseModel):
         defaults: Mapping[str, Any],
         rendering: Mapping[str, Any],
         wording: Wording = Wording(),
+        *,
+        id_column: str | None = None,
+        format: OutputFormat = "jsonl",
+        order: RowOrder = "input",
     ) -> Self:
         """A run that has not begun."""
         return cls(
@@ -79,6 +115,10 @@ class Manifest(BaseModel):
             params=SamplingParams(**defaults),
             rendering=dict(rendering),
             wording=wording,
+            id_column=id_column,
+            format=format,
+            order=order,
+            created=int(time.time()),
         )
 
     @classmethod
@@ -110,6 +150,21 @@ class Manifest(BaseModel):
             for name in ours | theirs
             if ours.get(name) != theirs.get(name)
         ]
+
+    def writes_like(self, other: Manifest) -> bool:
+        """Whether both commands write the same answers into the same files."""
+        return self._written() == other._written()
+
+    def written_like(self, other: Manifest) -> Manifest:
+        """This run, writing its answers as another command would."""
+        return self.model_copy(update=other._written())
+
+    def _written(self) -> dict[str, Any]:
+        return {"format": self.format, "order": self.order, "id_column": self.id_column}
+
+    @field_serializer("params")
+    def _as_given(self, params: SamplingParams) -> dict[str, Any]:
+        return params.model_dump(mode="json", exclude_unset=True)
 
     def _asked(self) -> dict[str, Any]:
         return {

@@ -1,8 +1,7 @@
-"""The output file and the error file, made of the spool in the order of the input."""
+"""The output file and the error file, made of the spool."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
@@ -13,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from producer.bulk.lines import where
-from producer.bulk.manifest import FileState, sync_folder
-from producer.bulk.parquet_output import is_parquet, write_answers, write_errors
+from producer.bulk.manifest import CHUNK, FileState, Manifest, Seen, sync_folder
+from producer.bulk.openai_output import OpenAILines
+from producer.bulk.parquet_output import write_answers, write_errors
 from producer.bulk.places import Places
 from producer.bulk.records import Record, is_cut
 from producer.bulk.spool import Spool
 from protocol import MillstreamError
 
-_CHUNK = 1 << 20
 _ROW = struct.Struct("<Q?8s")
 """A row in the file `rows`: position, answered, digest of the input line."""
 
@@ -54,34 +53,29 @@ class _Fresh:
         self._place = place
         self._path = folder / f"{place.name}.new"
         self._file = self._path.open("wb")
-        self._digest = hashlib.blake2b(digest_size=16)
-        self._size = 0
+        self._seen = Seen()
         self._pending = bytearray()
 
     def write(self, data: bytes) -> None:
         self._pending += data
-        if len(self._pending) >= _CHUNK:
+        if len(self._pending) >= CHUNK:
             self._write_pending()
 
     def _write_pending(self) -> None:
         self._file.write(self._pending)
-        self._digest.update(self._pending)
-        self._size += len(self._pending)
+        self._seen.take(self._pending)
         self._pending.clear()
 
-    def written(self, write: Callable[[Path], None]) -> None:
+    def written_by(self, write: Callable[[Path], None]) -> None:
         """Let somebody else write the file at its path, whole."""
         write(self._path)
-        with self._path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                self._digest.update(chunk)
-                self._size += len(chunk)
+        self._seen = Seen.of(self._path)
 
     def sync(self) -> FileState:
         self._write_pending()
         self._file.flush()
         os.fsync(self._file.fileno())
-        return FileState(size=self._size, digest=self._digest.hexdigest())
+        return self._seen.state
 
     def take_place(self) -> None:
         self._path.replace(self._place)
@@ -90,27 +84,32 @@ class _Fresh:
         self._file.close()
 
 
-def publish(spool: Spool, places: Places) -> Published:
+def publish(spool: Spool, places: Places, manifest: Manifest) -> Published:
     """Write output, errors and `rows`; each takes its place only when all three are whole and durable.
+
+    Args:
+        manifest: says in which format and order, and what OpenAI's lines tell of the run.
 
     Raises:
         MillstreamError: the disk did not take them; the files that were there are untouched.
     """
     totals = Totals()
-    as_tables = is_parquet(places.output)
+    records = spool.records if manifest.order == "input" else spool.as_finished
+    as_tables = manifest.format == "parquet"
+    line_of = OpenAILines(manifest).line if manifest.format == "openai" else _plain_line
     try:
         with ExitStack() as stack:
             files = [_Fresh(place, places.folder) for place in (places.errors, places.rows, places.output)]
             for file in files:
                 stack.callback(file.close)
             errors, rows, output = files
-            for record in spool.records():
+            for record in records():
                 if not as_tables:
-                    (output if record.answered else errors).write(record.payload + b"\n")
+                    (output if record.answered else errors).write(line_of(record) + b"\n")
                 rows.write(_ROW.pack(record.line, record.answered, bytes.fromhex(record.digest)))
                 _count(totals, record)
             if as_tables:
-                _write_tables(spool, places, output, errors)
+                _write_tables(records, places, output, errors)
             states = [file.sync() for file in files]
             for file in files:
                 file.take_place()
@@ -124,19 +123,25 @@ def publish(spool: Spool, places: Places) -> Published:
     return Published(states[2], states[0], totals)
 
 
-def _write_tables(spool: Spool, places: Places, output: _Fresh, errors: _Fresh) -> None:
+def _plain_line(record: Record) -> bytes:
+    return record.payload
+
+
+def _write_tables(
+    records: Callable[[], Iterator[Record]], places: Places, output: _Fresh, errors: _Fresh
+) -> None:
     def answered() -> Iterator[Record]:
-        return (record for record in spool.records() if record.answered)
+        return (record for record in records() if record.answered)
 
     def failed() -> Iterator[Record]:
-        return (record for record in spool.records() if not record.answered)
+        return (record for record in records() if not record.answered)
 
-    output.written(lambda path: write_answers(path, answered, places.inputs))
-    errors.written(lambda path: write_errors(path, failed, places.inputs))
+    output.written_by(lambda path: write_answers(path, answered, places.inputs))
+    errors.written_by(lambda path: write_errors(path, failed, places.inputs))
 
 
 def published(places: Places) -> Iterator[Record]:
-    """The records of a complete run, read back from its files of JSON lines."""
+    """The records of a complete run in the order of its files, read back from their plain JSON lines."""
     with (
         places.rows.open("rb") as rows,
         places.output.open("rb") as output,

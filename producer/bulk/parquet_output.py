@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from producer.bulk.inputs import Inputs
 from producer.bulk.lines import position
+from producer.bulk.manifest import RowOrder
 from producer.bulk.parquet_rows import open_parquet
 from producer.bulk.records import Record
 from producer.refusal import Refused
@@ -43,16 +44,21 @@ def is_parquet(output: Path) -> bool:
     return output.suffix.lower() in ENDINGS
 
 
-def check_pyarrow(output: Path) -> None:
+def check_parquet(output: Path, inputs: Inputs, order: RowOrder) -> None:
     """Refuse what could not be written at the end.
 
     Raises:
-        Refused: pyarrow is not installed.
+        Refused: pyarrow is not installed, or columns would have to be read in another order than they stand in.
     """
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError:
         raise Refused(f"{output} is Parquet: pip install 'millstream[files]'") from None
+    if order == "completion" and _all_parquet(inputs):
+        raise Refused(
+            f"{output} takes its columns from Parquet inputs, which are read in their order: drop --order "
+            "completion, or name an output of JSON lines"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +177,15 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 def _from_inputs(inputs: Inputs) -> pa.Schema | None:
     """The columns of the inputs, where all of them are Parquet and agree."""
-    if any(one.format != "parquet" for one in inputs.inputs):
+    if not _all_parquet(inputs):
         return None
     schemas = [open_parquet(path).schema_arrow for path in inputs.paths]
     first: pa.Schema = schemas[0]
     return first if all(schema.equals(first) for schema in schemas) else None
+
+
+def _all_parquet(inputs: Inputs) -> bool:
+    return all(one.format == "parquet" for one in inputs.inputs)
 
 
 class _SourceRows:

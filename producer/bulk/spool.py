@@ -26,6 +26,23 @@ _HEADER_BYTES = 64
 _NONE = -1
 
 
+def encoded(record: Record) -> bytes:
+    """A record as it stands in a spool."""
+    sign = "+" if record.answered else "-"
+    return f"{record.line} {record.digest} {sign} ".encode() + record.payload + b"\n"
+
+
+def whole_records(path: Path, start: int = 0) -> Iterator[tuple[int, bool, int]]:
+    """The records of a spool from a byte on, up to a torn one: position, whether answered, bytes."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for raw in file:
+            header = _HEADER.match(raw)
+            if header is None or not raw.endswith(b"\n") or b"\0" in raw:
+                break
+            yield int(header[1]), header[3] == b"+", len(raw)
+
+
 class Spool:
     """The spool of one run; it owns file and index."""
 
@@ -52,8 +69,7 @@ class Spool:
         starts, block = [], bytearray()
         for record in records:
             starts.append(self._end + len(block))
-            sign = "+" if record.answered else "-"
-            block += f"{record.line} {record.digest} {sign} ".encode() + record.payload + b"\n"
+            block += encoded(record)
         self._write(block)
         for record, start in zip(records, starts, strict=True):
             self._point(record.line, start)
@@ -88,6 +104,16 @@ class Spool:
                         _, digest, sign, payload = file.readline().split(b" ", 3)
                         yield Record(position(number, line), digest.decode(), sign == b"+", payload[:-1])
 
+    def as_finished(self) -> Iterator[Record]:
+        """The last record of each line, in the order in which they were stored."""
+        start = 0
+        with self._path.open("rb") as file:
+            for raw in file:
+                line, digest, sign, payload = raw.split(b" ", 3)
+                if self._offset(int(line)) == start:
+                    yield Record(int(line), digest.decode(), sign == b"+", payload[:-1])
+                start += len(raw)
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
@@ -101,13 +127,9 @@ class Spool:
     def _scan(self) -> int:
         """Index the records; where the last whole one ends."""
         end = 0
-        with self._path.open("rb") as file:
-            for raw in file:
-                header = _HEADER.match(raw)
-                if header is None or not raw.endswith(b"\n") or b"\0" in raw:
-                    break
-                self._point(int(header[1]), end)
-                end += len(raw)
+        for line, _, size in whole_records(self._path):
+            self._point(line, end)
+            end += size
         return end
 
     def _write(self, block: bytearray) -> None:

@@ -48,7 +48,7 @@ def generate(
         typer.Option(
             "--format",
             metavar="|".join(OUTPUT_FORMATS),
-            help="How OUT and the error file are written; openai: as OpenAI's Batch API does. [default: by OUT's name]",
+            help="How OUT and the error file are written; openai: as by OpenAI's Batch API. [default: by OUT's name]",
         ),
     ] = None,
     row_order: Annotated[
