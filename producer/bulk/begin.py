@@ -27,23 +27,43 @@ def begin(
     Raises:
         Refused: the output belongs to something else, or to a run that was asked differently.
     """
+    found = _found(places, lenient=overwrite or resume)
     if overwrite:
-        return _anew(places, asked)
-    found = Manifest.load(places.manifest)
+        return _anew(places, asked, found)
     if found is None:
         return _beside_foreign_output(places, asked, resume)
     if found.finished is None:
         nothing_done = not places.spool.exists() or places.spool.stat().st_size == 0
         if nothing_done and found.differences(asked):
-            return _anew(places, asked)  # a mistake in the command, corrected
+            return _anew(places, asked, found)  # a mistake in the command, corrected
         return _go_on(places, found, asked, redo_changed)
     return _after_the_end(places, found, found.finished, asked, resume, redo_changed)
 
 
-def _anew(places: Places, asked: Manifest) -> Manifest:
+def _anew(places: Places, asked: Manifest, found: Manifest | None = None) -> Manifest:
+    """The run as asked, in place of one that was found."""
+    asked.superseded = _superseded(found)
     places.spool.unlink(missing_ok=True)
     asked.save(places.manifest)
     return asked
+
+
+def _found(places: Places, *, lenient: bool) -> Manifest | None:
+    """The manifest beside the output; `lenient`: one that is damaged is none.
+
+    Raises:
+        Refused: it is damaged.
+    """
+    try:
+        return Manifest.load(places.manifest)
+    except Refused:
+        if not lenient:
+            raise
+        return None
+
+
+def _superseded(found: Manifest | None) -> list[str]:
+    return [] if found is None or found.finished else [*found.superseded, found.run]
 
 
 def _beside_foreign_output(places: Places, asked: Manifest, resume: bool) -> Manifest:
@@ -101,7 +121,7 @@ def _go_on(places: Places, found: Manifest, asked: Manifest, redo_changed: bool)
     if not redo_changed:
         raise _asked_differently(places, found, asked)
     if found.model != asked.model:
-        return _anew(places, asked)
+        return _anew(places, asked, found)
     return _redo(places, found, asked)
 
 
@@ -114,8 +134,9 @@ def _redo(places: Places, found: Manifest, asked: Manifest) -> Manifest:
             held = spool.holds(line.number, line.digest) is not None
             if held and _question(line, before) != _question(line, now):
                 spool.drop(line.number, line.number + 1)
-        going_on = asked.model_copy(update={"served": found.served, "created": found.created})
-        return _from_records(places, going_on, spool.as_finished())
+        asked.served, asked.created = found.served, found.created
+        asked.superseded = _superseded(found)
+        return _from_records(places, asked, spool.as_finished())
 
 
 def _requests(manifest: Manifest) -> Requests:

@@ -32,7 +32,7 @@ from producer.bulk.progress import Counts, Display, display
 from producer.bulk.requests import Requests
 from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
-from producer.bulk.stale import cancel_stale
+from producer.bulk.stale import cancel_stale, drop_superseded
 from producer.bulk.window import Window
 from producer.bulk.wording import Wording
 from producer.reach import Server, faults_in_one_line
@@ -188,6 +188,11 @@ def _answer(
                 cancelled = cancel_stale(queue, manifest.run, places.inputs)
             if cancelled:
                 screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
+        if manifest.superseded:
+            with faults_in_one_line(server.url):
+                drop_superseded(queue, manifest, own_queues=own_worker)
+            manifest.superseded = []
+            manifest.save(places.manifest)
         model = None if own_worker else order.model
         requests = Requests(manifest.run, order.defaults, model, order.rendering, order.wording)
         window = Window(queue, manifest.run, order.window)

@@ -94,6 +94,8 @@ class Manifest(BaseModel):
     """When the run began: seconds since the epoch. It stands in OpenAI's replies, so a resumed run keeps it."""
     served: str | None = None
     """The model that answered, by its own name."""
+    superseded: list[str] = []
+    """Runs whose place it took, and whose jobs may still be on the server."""
     finished: Finished | None = None
 
     @classmethod
