@@ -4,8 +4,8 @@
     after                            | total = rows + panels * attended       | normed = norm(total)
              | gates and ups = panels * normed, SiLU(gate) * up |               | total += panels * that |
 
-What stands between bars is shared among threads, each of which takes some of the panels. No tensor is made in
-between: 30 layers of one row spent more time on making tensors than on what is no product.
+What stands between bars is shared among threads, which take shares of the panels as they come free. No tensor is
+made in between: 30 layers of one row spent more time on making tensors than on what is no product.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 
 from engine.fused_kernels import add_norm, gated_row, turn_head
 from engine.fused_ops import Norm
-from engine.panels import ROWS_AT_ONCE, multiply_panels
+from engine.panels import least_share, multiply_panels, row_block, row_blocks
 from engine.register_tile import PANEL
+from engine.shares import take
 from engine.upper_halves import HalvedLinear
 
 
@@ -69,39 +70,6 @@ def fit(linears: list[Any], head_dim: int) -> bool:
     )
 
 
-@numba.njit  # type: ignore[untyped-decorator]
-def _share(count: Any, part: Any, parts: Any) -> Any:
-    return count * part // parts, count * (part + 1) // parts
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _product(
-    x: Any,  # [M, K]
-    weight: Any,  # [P, K, 8]
-    plus: Any,  # [P * 16]
-    first: Any,
-    end: Any,  # panels
-    out: Any,  # [M, P * 16]
-) -> None:
-    more = plus[first * PANEL :].ctypes.data
-    for row in range(0, x.shape[0], ROWS_AT_ONCE):
-        some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
-        multiply_panels(some, weight, first, end, more, 0, made, first * PANEL)
-
-
-@numba.njit  # type: ignore[untyped-decorator]
-def _added_product(x: Any, weight: Any, plus: Any, first: Any, end: Any, before: Any, out: Any) -> None:
-    """As `_product`, with `before`, which may be `out`, added."""
-    size = out.shape[1]
-    for row in range(0, x.shape[0], ROWS_AT_ONCE):
-        some, made = x[row : row + ROWS_AT_ONCE], out[row : row + ROWS_AT_ONCE]
-        for t in range(made.shape[0]):
-            for n in range(first * PANEL, end * PANEL):
-                made[t, n] = before[row + t, n] + plus[n]
-        more = made.ctypes.data + first * PANEL * 4
-        multiply_panels(some, weight, first, end, more, size, made, first * PANEL)
-
-
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _before(
     parts: int,
@@ -119,29 +87,83 @@ def _before(
     key: Any,
     value: Any,
 ) -> None:
-    """See `split_rotated` for what is not told here. A part takes whole heads, so it can finish them."""
-    heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[2]
-    normed, qkv = np.empty_like(hidden), np.empty((hidden.shape[0], plus.shape[0]), np.float32)
+    """See `split_rotated` for what is not told here. A share has whole heads, so it can finish them."""
+    rows, panels, dim = hidden.shape[0], weight.shape[0], query.shape[2]
+    normed, qkv = np.empty_like(hidden), np.empty((rows, plus.shape[0]), np.float32)
     add_norm(hidden, hidden[:0], norm_weight, norm_eps, hidden, normed)
-    for part in numba.prange(parts):
-        first, end = _share(heads + 2 * kv_heads, part, parts)
-        _product(normed, weight, plus, first * dim // PANEL, end * dim // PANEL, qkv)
-        for head in range(first, end):
-            for t in range(hidden.shape[0]):
-                row = qkv[t, head * dim : (head + 1) * dim]
-                if head < heads:
-                    turn_head(row, query_weight, head_eps, cos[t], sin[t], query[t, head])
-                elif head < heads + kv_heads:
-                    turn_head(row, key_weight, head_eps, cos[t], sin[t], key[t, head - heads])
-                else:
-                    value[t, head - heads - kv_heads] = row
+    blocks = row_blocks(rows)
+    taken = np.zeros(blocks, np.int64)
+    for _ in numba.prange(parts):
+        for block in range(blocks):
+            top, bottom = row_block(rows, block)
+            first, end = take(taken[block:], panels, dim // PANEL, parts)
+            while first < end:
+                more = plus[first * PANEL :].ctypes.data
+                made = qkv[top:bottom]
+                multiply_panels(normed[top:bottom], weight, first, end, more, 0, made, first * PANEL)
+                for head in range(first * PANEL // dim, end * PANEL // dim):
+                    _finish_head(
+                        made, head, query_weight, key_weight, head_eps, cos[top:bottom], sin[top:bottom],
+                        query[top:bottom], key[top:bottom], value[top:bottom],
+                    )  # fmt: skip
+                first, end = take(taken[block:], panels, dim // PANEL, parts)
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _finish_head(
+    qkv: Any,
+    head: Any,
+    query_weight: Any,
+    key_weight: Any,
+    eps: Any,
+    cos: Any,
+    sin: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+) -> None:
+    """Of all rows: turned into its place, or copied there."""
+    heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[2]
+    for t in range(qkv.shape[0]):
+        row = qkv[t, head * dim : (head + 1) * dim]
+        if head < heads:
+            turn_head(row, query_weight, eps, cos[t], sin[t], query[t, head])
+        elif head < heads + kv_heads:
+            turn_head(row, key_weight, eps, cos[t], sin[t], key[t, head - heads])
+        else:
+            value[t, head - heads - kv_heads] = row
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def _added_product(
+    x: Any,  # [M, K]
+    weight: Any,  # [P, K, 8]
+    plus: Any,  # [P * 16]
+    first: Any,
+    end: Any,  # panels
+    before: Any,  # [M, P * 16]: added; may be `out`
+    out: Any,  # [M, P * 16]
+) -> None:
+    for t in range(out.shape[0]):
+        for n in range(first * PANEL, end * PANEL):
+            out[t, n] = before[t, n] + plus[n]
+    more = out.ctypes.data + first * PANEL * 4
+    multiply_panels(x, weight, first, end, more, out.shape[1], out, first * PANEL)
 
 
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _added_products(parts: int, x: Any, weight: Any, plus: Any, before: Any, out: Any) -> None:
-    for part in numba.prange(parts):
-        first, end = _share(weight.shape[0], part, parts)
-        _added_product(x, weight, plus, first, end, before, out)
+    rows, panels = x.shape[0], weight.shape[0]
+    unit, blocks = least_share(rows), row_blocks(rows)
+    taken = np.zeros(blocks, np.int64)
+    for _ in numba.prange(parts):
+        for block in range(blocks):
+            top, bottom = row_block(rows, block)
+            some, old, made = x[top:bottom], before[top:bottom], out[top:bottom]
+            first, end = take(taken[block:], panels, unit, parts)
+            while first < end:
+                _added_product(some, weight, plus, first, end, old, made)
+                first, end = take(taken[block:], panels, unit, parts)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -149,20 +171,26 @@ def _gated_product(x: Any, weight: Any, plus: Any, first: Any, end: Any, out: An
     """Some panels of gates and of the ups to them, `weight` and `plus` being first all gates, then all ups."""
     panels, width = weight.shape[0] // 2, (end - first) * PANEL
     of_gates, of_ups = plus[first * PANEL :].ctypes.data, plus[(panels + first) * PANEL :].ctypes.data
-    both = np.empty((min(ROWS_AT_ONCE, x.shape[0]), 2 * width), np.float32)
-    for row in range(0, x.shape[0], ROWS_AT_ONCE):
-        some = x[row : row + ROWS_AT_ONCE]
-        multiply_panels(some, weight, first, end, of_gates, 0, both, 0)
-        multiply_panels(some, weight, panels + first, panels + end, of_ups, 0, both, width)
-        for t in range(some.shape[0]):
-            gated_row(both[t, :width], both[t, width:], out[row + t, first * PANEL : end * PANEL])
+    both = np.empty((x.shape[0], 2 * width), np.float32)
+    multiply_panels(x, weight, first, end, of_gates, 0, both, 0)
+    multiply_panels(x, weight, panels + first, panels + end, of_ups, 0, both, width)
+    for t in range(x.shape[0]):
+        gated_row(both[t, :width], both[t, width:], out[t, first * PANEL : end * PANEL])
 
 
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _gated_products(parts: int, x: Any, weight: Any, plus: Any, out: Any) -> None:
-    for part in numba.prange(parts):
-        first, end = _share(weight.shape[0] // 2, part, parts)
-        _gated_product(x, weight, plus, first, end, out)
+    rows, panels = x.shape[0], weight.shape[0] // 2
+    unit, blocks = least_share(rows), row_blocks(rows)
+    taken = np.zeros(blocks, np.int64)
+    for _ in numba.prange(parts):
+        for block in range(blocks):
+            top, bottom = row_block(rows, block)
+            some, made = x[top:bottom], out[top:bottom]
+            first, end = take(taken[block:], panels, unit, parts)
+            while first < end:
+                _gated_product(some, weight, plus, first, end, made)
+                first, end = take(taken[block:], panels, unit, parts)
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.register_tile import PANEL, PANEL_BYTES, register_tile, stay_apart
 
-ROWS_AT_ONCE = 96
+_ROWS_AT_ONCE = 96
 """Rows for which all panels are read before the next: they stay in a core's cache."""
 
 
@@ -25,6 +25,28 @@ def pack_panels(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
     np.right_shift(weight.view(np.uint32), 16, out=halves[:outputs])
     low, high = halves.reshape(count, 2, PANEL // 2, inputs).swapaxes(0, 1)
     return np.ascontiguousarray((low | high << 16).swapaxes(1, 2))
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def row_blocks(rows: Any) -> Any:
+    """How many blocks of rows a product is made in, all panels of one before the next."""
+    return (rows + _ROWS_AT_ONCE - 1) // _ROWS_AT_ONCE
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def row_block(rows: Any, block: Any) -> Any:
+    """First and end of one of them."""
+    blocks = row_blocks(rows)
+    return rows * block // blocks, rows * (block + 1) // blocks
+
+
+_FEW_ROWS = 16
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def least_share(rows: Any) -> Any:
+    """Panels that are worth a share of their own: a few rows are done with one before the next has been fetched."""
+    return 4 if rows <= _FEW_ROWS else 1
 
 
 _1x1, _2x1, _3x1, _4x1, _5x1, _6x1 = (register_tile(rows, 1) for rows in range(1, 7))

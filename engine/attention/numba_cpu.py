@@ -19,6 +19,8 @@ from engine.attention.reference import ReferenceBackend, write_kv
 
 ALONE = 1_500_000
 """Multiplications that one thread does in the time it takes to wake another and wait for it (some 100 us)."""
+SHARES = 32
+"""Into which the work is cut for each thread."""
 
 
 class NumbaBackend:
@@ -42,7 +44,7 @@ class NumbaBackend:
         rows = rows_of_many_tiles(batch)
         self._early = None if rows is None else torch.from_numpy(rows)
         self._pieces: dict[tuple[int, int | None], Pieces] = {}
-        self._parts: dict[tuple[int, int, int | None], npt.NDArray[np.int64]] = {}
+        self._shares: dict[tuple[int, int, int | None], npt.NDArray[np.int64]] = {}
 
     def attend(self, call: LayerCall) -> torch.Tensor:
         """See `Backend.attend`."""
@@ -58,9 +60,11 @@ class NumbaBackend:
             self._pieces[cut_by] = cut(self._batch, *cut_by)
         pieces = self._pieces[cut_by]
         key = (kv_heads, heads * dim, call.sliding_window)
-        if key not in self._parts:
-            self._parts[key] = self._partition(pieces, kv_heads, 2 * heads * dim)
-        numba.set_num_threads(len(self._parts[key]) - 1)
+        if key not in self._shares:
+            self._shares[key] = self._partition(pieces, kv_heads, 2 * heads * dim)
+        shares = self._shares[key]
+        threads = 1 if len(shares) == 2 else self._threads
+        numba.set_num_threads(threads)
         attend(
             bits(call.query),
             bits(call.key),
@@ -74,15 +78,18 @@ class NumbaBackend:
             pieces.pieces,
             pieces.joins,
             np.empty(pieces.slots * heads * (dim + 2), np.float32),
-            self._parts[key],
+            shares,
+            threads,
             1 << 30 if call.sliding_window is None else call.sliding_window,
             np.float32(call.scaling),
         )
+        numba.set_num_threads(self._threads)  # else the products that come next would have one thread, too
         return out
 
     def _partition(self, pieces: Pieces, kv_heads: int, cost: int) -> npt.NDArray[np.int64]:
-        """Where each thread's units start: equal work, not equal pieces. One thread where little is to be done."""
+        """Where each share's units start: equal work, not equal pieces. One share where little is to be done."""
         done = np.cumsum(np.repeat(pieces.work, kv_heads))
-        threads = 1 if done[-1] * (cost // kv_heads) < ALONE else self._threads
-        cuts = np.searchsorted(done, done[-1] * np.arange(1, threads) / threads, side="right")
+        alone = self._threads == 1 or done[-1] * (cost // kv_heads) < ALONE
+        count = 1 if alone else self._threads * SHARES
+        cuts = np.searchsorted(done, done[-1] * np.arange(1, count) / count, side="right")
         return np.concatenate([[0], cuts, [len(done)]]).astype(np.int64)

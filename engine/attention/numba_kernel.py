@@ -2,7 +2,8 @@
 
     unit            a piece of work (`engine.attention.pieces`) of one key-value head: at most TILE_ROWS rows of a
                     sequence times the query heads of the group, over some of the sequence's pages
-    part_starts     units cut so that each thread has about as much to do as the others
+    share_starts    units cut so that each share is about as much to do as the others; threads take shares as they
+                    come free (`engine.shares`)
 
 A unit stores its rows' keys and values, then goes over its pages a stretch at a time: scores of all its queries page
 by page, one softmax (online over the stretches: Milakov and Gimelshein 2018), values page by page. So a page is
@@ -40,6 +41,7 @@ from engine.attention.eight import (
 )
 from engine.attention.numba_numbers import store
 from engine.attention.pieces import END, FIRST, ROW, ROWS, SLOT, START, STORES, TABLE, TILE_ROWS
+from engine.shares import take
 
 # Sums may be reordered (else nothing is vectorized); infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
@@ -86,29 +88,34 @@ def attend(
     pieces: Any,  # [P, 8] int32, see `engine.attention.pieces`
     joins: Any,  # [J, 4] int32
     sums: Any,  # [slots * H * (dim + 2)] float32: of unfinished pieces
-    part_starts: Any,  # [threads + 1] int64, in units
+    share_starts: Any,  # [shares + 1] int64, in units
+    threads: int,
     window: Any,  # tokens a row sees, itself among them
     scaling: Any,
 ) -> None:
     """Attention of all rows, their keys and values stored."""
-    for part in numba.prange(part_starts.shape[0] - 1):
-        _attend_units(
-            query,
-            key,
-            value,
-            key_blocks,
-            value_blocks,
-            key_scales,
-            value_scales,
-            out,
-            tables,
-            pieces,
-            sums,
-            part_starts[part],
-            part_starts[part + 1],
-            window,
-            scaling,
-        )
+    shares, taken = share_starts.shape[0] - 1, np.zeros(1, np.int64)
+    for _ in numba.prange(threads):
+        first, end = take(taken, shares, 1, threads)
+        while first < end:
+            _attend_units(
+                query,
+                key,
+                value,
+                key_blocks,
+                value_blocks,
+                key_scales,
+                value_scales,
+                out,
+                tables,
+                pieces,
+                sums,
+                share_starts[first],
+                share_starts[end],
+                window,
+                scaling,
+            )
+            first, end = take(taken, shares, 1, threads)
     for index in range(joins.shape[0]):
         _join(out.reshape(out.size), query.shape[1], sums, joins[index], query.shape[2])
 
@@ -131,7 +138,7 @@ def _attend_units(
     window: Any,
     scaling: Any,
 ) -> None:
-    """A thread's part."""
+    """A thread's share."""
     heads, kv_heads, dim, block_size = query.shape[1], key.shape[1], query.shape[2], key_blocks.shape[2]
     queries, answers = query.reshape(query.size), out.reshape(out.size)
     keys, values = key_blocks.reshape(key_blocks.size), value_blocks.reshape(value_blocks.size)

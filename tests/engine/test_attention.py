@@ -224,6 +224,17 @@ def test_more_threads_change_no_bit(threads: int, monkeypatch: pytest.MonkeyPatc
     assert torch.equal(run(backend, case), alone)
 
 
+def test_a_small_batch_that_one_thread_attends_leaves_all_threads_to_the_products(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    backend = NumbaBackend()
+    monkeypatch.setattr(backend, "_threads", 2)
+    asked: list[int] = []
+    monkeypatch.setattr("numba.set_num_threads", asked.append)
+    run(backend, make_case([(3, 1)], 8, torch.float32))
+    assert asked == [1, 2]
+
+
 def test_half_precision_falls_to_the_reference() -> None:
     assert choose_backend(torch.device("cpu"), torch.float16).name == "reference"
     assert choose_backend(torch.device("cpu"), torch.float32).name == "numba"
