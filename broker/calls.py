@@ -196,10 +196,15 @@ def submit_all(keys: Keys, jobs: Iterable[Job]) -> Call[list[Submitted]]:
 
 def submit_parts(keys: Keys, jobs: Iterable[Job]) -> list[Call[list[Submitted]]]:
     """As `submit_all`, for any number of jobs: the calls to run one after the other, best in one pipeline."""
+    return submit_encoded(keys, map(job_args, jobs))
+
+
+def submit_encoded(keys: Keys, jobs: Iterable[tuple[Arg, ...]]) -> list[Call[list[Submitted]]]:
+    """As `submit_parts`, for jobs as `job_args` gives them."""
     parts: list[Call[list[Submitted]]] = []
     batch: list[tuple[Arg, ...]] = []
     size = 0
-    for args in map(job_args, jobs):
+    for args in jobs:
         payload = len(args[1])  # type: ignore[arg-type]  # bytes
         if batch and (len(batch) == SUBMITTED_AT_ONCE or size + payload > SUBMITTED_BYTES_AT_ONCE):
             parts.append(_submit(keys, batch))

@@ -11,7 +11,7 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, Line, Row, parse
 from producer.bulk.progress import Counts
 from producer.bulk.records import Record
-from producer.bulk.requests import Requests
+from producer.bulk.requests import Asked, Requests
 from producer.bulk.spool import Spool
 from protocol import Job, RequestError
 
@@ -20,9 +20,14 @@ class Ask(msgspec.Struct, frozen=True):
     """A row and its job."""
 
     row: Row
-    job: Job
+    asked: Asked
     size: int
     """Bytes of its line."""
+
+    @property
+    def job(self) -> Job:
+        """The job, read back."""
+        return self.asked.job
 
 
 def to_do(
@@ -57,6 +62,6 @@ def ask(line: Line | BadRow, requests: Requests) -> Ask | BadRow:
     if isinstance(row, BadRow):
         return row
     try:
-        return Ask(row, requests.job(row), len(line.raw))
+        return Ask(row, requests.asked(row), len(line.raw))
     except RequestError as error:
         return row.bad(error.code, error.message)

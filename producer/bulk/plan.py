@@ -26,6 +26,7 @@ from itertools import pairwise
 
 from producer.bulk.intake import Ask
 from producer.bulk.records import Record
+from producer.bulk.requests import Asked
 from protocol import Job
 
 MOST_ROWS = 20_000
@@ -84,8 +85,8 @@ def planned(
 
 def in_order(asks: Sequence[Ask]) -> list[Ask]:
     """The rows in the order of the walk."""
-    texts = [prompt_text(ask.job) for ask in asks]
-    weights = [(_expected(ask.job), len(text)) for ask, text in zip(asks, texts, strict=True)]
+    texts = [prompt_text(ask.asked) for ask in asks]
+    weights = [(_expected(ask.asked.like), len(text)) for ask, text in zip(asks, texts, strict=True)]
     by_text = sorted(range(len(asks)), key=texts.__getitem__)
     shared = [_shared(texts[row], texts[after]) for row, after in pairwise(by_text)]
     return [asks[row] for row in _walk(by_text, shared, weights)]
@@ -171,12 +172,12 @@ def _expected(job: Job) -> int:
     return (job.params.token_limit or UNLIMITED) * job.num_choices
 
 
-def prompt_text(job: Job) -> str:
+def prompt_text(asked: Asked) -> str:
     """What a row asks, as one text that begins like another's where their prompts do."""
-    if job.messages is None:
-        return job.prompt if isinstance(job.prompt, str) else str(job.prompt)
-    pieces = [json.dumps(job.tools)] if job.tools else []
-    for message in job.messages:
+    if asked.messages is None:
+        return asked.prompt if isinstance(asked.prompt, str) else str(asked.prompt)
+    pieces = [json.dumps(asked.like.tools)] if asked.like.tools else []
+    for message in asked.messages:
         content = message.content
         pieces += [message.role, content if isinstance(content, str) else message.text]
         if message.tool_calls:

@@ -68,10 +68,10 @@ class Window:
         """Whether another row may be admitted."""
         return len(self) < self._most_rows and self._bytes < MOST_BYTES
 
-    def admit(self, asked: Ask) -> None:
+    def admit(self, ask: Ask) -> None:
         """Take a row in."""
-        self._waiting[asked.job.id] = asked
-        self._bytes += asked.size
+        self._waiting[ask.asked.id] = ask
+        self._bytes += ask.size
 
     def submit(self) -> bool:
         """Queue the rows that wait. False: the queue is full, and some still wait.
@@ -80,9 +80,9 @@ class Window:
             redis.RedisError: the server could not be reached; submit again.
         """
         for batch in _batches(list(self._waiting), SUBMIT_AT_ONCE):
-            jobs = [self._waiting[job_id].job for job_id in batch]
+            jobs = [self._waiting[job_id].asked.args for job_id in batch]
             try:
-                parts = self._queue.run_all(calls.submit_parts(self._queue.keys, jobs))
+                parts = self._queue.run_all(calls.submit_encoded(self._queue.keys, jobs))
             except redis.OutOfMemoryError:
                 return False
             for job_id, answer in zip(batch, chain.from_iterable(parts), strict=True):
@@ -129,13 +129,13 @@ class Window:
     def _take(self, completion: Completion) -> Ended | None:
         if completion.result is None:
             return None  # expired before it was read; the silence that follows finds the row
-        asked = self._in_flight.pop(completion.id, None)
-        if asked is None:
+        ask = self._in_flight.pop(completion.id, None)
+        if ask is None:
             self._early[completion.id] = completion
             return None
-        self._bytes -= asked.size
+        self._bytes -= ask.size
         self._stored.append(completion)
-        return Ended(asked.row, completion.result)
+        return Ended(ask.row, completion.result)
 
     def _may_have_lost(self) -> bool:
         """Whether the server restarted, was replaced or emptied since it was last asked."""

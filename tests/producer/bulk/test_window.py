@@ -14,6 +14,7 @@ from broker.queue import Queue
 from producer.bulk import window as module
 from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
+from producer.bulk.requests import Asked
 from producer.bulk.window import Window
 from producer.request import build_job
 from protocol import Job, Result
@@ -39,7 +40,7 @@ def admitted(queue: Queue, count: int) -> Window:
     """A window with so many rows on the queue."""
     window = Window(queue, RUN, 100)
     for number in range(count):
-        window.admit(Ask(Row(number, "digest", {}), _job(number), 10))
+        window.admit(Ask(Row(number, "digest", {}), Asked.of(_job(number)), 10))
     assert window.submit()
     assert window.collect(0.01) == []
     return window
