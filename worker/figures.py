@@ -34,10 +34,10 @@ class Figures:
         """Shares are 0 to 1; what nothing was done for is left out.
 
         Returns:
-            Of the last `WINDOW_S` seconds: `tokens_per_s`; `preemptions`; `slots_used`, of slots; `kv_used`, of the
-            pool, now; `kv_unused`, tokens that blocks in use could hold and do not; `cached`, of prompt tokens;
-            `computed_twice`, of tokens computed; `padding`, of rows computed; `graphs`, CUDA
-            graphs, of steps; `step_ms`, and of that the parts.
+            Of the last `WINDOW_S` seconds: `tokens_per_s`, written, and `read_per_s`, of prompts; `preemptions`;
+            `slots_used`, of slots; `kv_used`, of the pool, now; `kv_unused`, tokens that blocks in use could hold and
+            do not; `cached`, of prompt tokens; `computed_twice`, of tokens computed; `padding`, of rows computed;
+            `graphs`, CUDA graphs, of steps; `step_ms`, and of that the parts.
         """
         now = time.monotonic()
         recent = [mark for mark in self._marks if now - mark[0] <= WINDOW_S]
@@ -58,6 +58,7 @@ class Figures:
             "graphs": (grown["graph_steps"], steps),
             "step_ms": (1000 * seconds, steps),
             "tokens_per_s": (grown["output_tokens"], ended - began),
+            "read_per_s": (grown["prompt_tokens"] + grown["cached_tokens"], ended - began),
         } | {part: (grown[part], seconds) for part in PARTS}
         told = {name: round(part / whole, 4) for name, (part, whole) in shares.items() if whole}
         return told | {"preemptions": grown["preemptions"]}

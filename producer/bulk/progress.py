@@ -1,13 +1,47 @@
-"""How far a run is, on stderr: a bar on a terminal, else a line every few seconds, or nothing."""
+"""How far a run is, on stderr: a bar on a terminal, else a line now and then, or nothing."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-LINE_EVERY_S = 5.0
+from broker.calls import WorkerBeat
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LINE_EVERY_S = 10.0
+"""Lines of a log are no closer than that."""
+LINE_EVERY_SHARE = 0.05
+"""Of the rows: a line is due when so many more are done."""
+LONGEST_SILENCE_S = 60.0
+"""A line is due after this whatever is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What the queue's workers do, by their heartbeats; jobs of others on the same queue count too."""
+
+    workers: int = 0
+    written_per_s: float = 0.0
+    """Tokens."""
+    read_per_s: float = 0.0
+    """Tokens of prompts, those that came out of the cache too."""
+    cached: float = 0.0
+    """Share of these."""
+
+    @classmethod
+    def of(cls, beats: Sequence[WorkerBeat]) -> Speed:
+        """All living workers together."""
+        alive = [beat.info for beat in beats if beat.alive]
+        lately = [info.get("lately", {}) for info in alive]
+        read = sum(told.get("read_per_s", 0.0) for told in lately)
+        cached = sum(told.get("read_per_s", 0.0) * told.get("cached", 0.0) for told in lately)
+        written = sum(info.get("tokens_per_s", 0.0) for info in alive)
+        return cls(len(alive), written, read, cached / read if read else 0.0)
 
 
 @dataclass(slots=True)
@@ -24,19 +58,26 @@ class Counts:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Of the rows done by this process."""
-    tokens_per_s: float = 0.0
-    """What the queue's workers write now, by their heartbeats: rows that run count too."""
+    speed: Speed = Speed()
 
     @property
     def done(self) -> int:
         """Rows that have an outcome."""
         return self.answered + self.failed
 
-    def left_s(self, elapsed_s: float) -> float | None:
-        """Seconds to go, by what came back in the time that has passed; None while that says little."""
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go: the tokens of the rows that are left, were they like those that came back, at the workers'
+        speed. None while that says little.
+
+        Rows a second would say less: most end in bursts, and a worker that is added shows in the tokens at once.
+        """
         rest = self.total - self.done
+        a_second = self.speed.read_per_s + self.speed.written_per_s
         # The first rows to end are the shortest, so what they foretell is far off.
-        return rest * elapsed_s / self.ended if self.ended and self.ended * 10 >= rest else None
+        if not a_second or not self.ended or self.ended * 10 < rest:
+            return None
+        return rest * (self.prompt_tokens + self.completion_tokens) / self.ended / a_second
 
 
 class Display(Protocol):
@@ -73,19 +114,21 @@ class Silence:
 
 
 class Lines:
-    """A line every few seconds, for logs."""
+    """A line now and then, for logs."""
 
     def __init__(self) -> None:
-        self._began = self._said = time.monotonic()
+        self._said = time.monotonic()
+        self._done = 0
 
     def show(self, counts: Counts) -> None:
-        """Print a line, unless one was printed just now."""
+        """Print a line, if one is due."""
         now = time.monotonic()
-        if now - self._said >= LINE_EVERY_S:
-            self._said = now
-            self.note(
-                f"{counts.done:,} of {counts.total:,} rows{_failed(counts)}, {_speed(counts, now - self._began)}"
-            )
+        silent_s, more = now - self._said, counts.done - self._done
+        if silent_s >= LONGEST_SILENCE_S or (
+            silent_s >= LINE_EVERY_S and more >= LINE_EVERY_SHARE * counts.total
+        ):
+            self._said, self._done = now, counts.done
+            self.note(_line(counts))
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -96,44 +139,52 @@ class Lines:
 
 
 class Bar:
-    """A bar on a terminal."""
+    """A bar on a terminal, and under it what the lines of a log would say."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.live import Live
 
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("rows{task.fields[rest]}"),
-            console=Console(stderr=True),
-        )
-        self._began = time.monotonic()
-        self._task = self._bar.add_task("", total=total, rest="")
-        self._bar.start()
+        self._counts = Counts(total)
+        self._live = Live(get_renderable=self._picture, console=Console(stderr=True), refresh_per_second=4)
+        self._live.start()
 
     def show(self, counts: Counts) -> None:
-        """Move the bar."""
-        rest = f"{_failed(counts)}, {_speed(counts, time.monotonic() - self._began)}"
-        self._bar.update(self._task, completed=counts.done, total=counts.total, rest=rest)
+        """Move the bar, the next time it is drawn."""
+        self._counts = counts
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self._bar.console.print(f"millstream: {text}", markup=False, highlight=False)
+        self._live.console.print(f"millstream: {text}", markup=False, highlight=False)
 
     def close(self) -> None:
         """Leave the bar as it is."""
-        self._bar.stop()
+        self._live.stop()
+
+    def _picture(self) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        picture = Table.grid()
+        picture.add_row(ProgressBar(max(self._counts.total, 1), self._counts.done, width=60))
+        picture.add_row(Text(_line(self._counts)))
+        return picture
 
 
-def _failed(counts: Counts) -> str:
-    return f", {counts.failed:,} failed" if counts.failed else ""
-
-
-def _speed(counts: Counts, elapsed_s: float) -> str:
-    left_s = counts.left_s(elapsed_s)
-    left = "" if left_s is None else f", {_duration(left_s)} left"
-    return f"{counts.tokens_per_s:,.0f} tokens/s{left}"
+def _line(counts: Counts) -> str:
+    """Where a run stands: `12 of 20 rows, 1 failed; 2 workers read 900 and write 300 tokens/s, 43% of prompts cached;
+    5 s left`."""
+    speed = counts.speed
+    failed = f", {counts.failed:,} failed" if counts.failed else ""
+    workers = "1 worker" if speed.workers == 1 else f"{speed.workers:,} workers"
+    verbs = ("reads", "writes") if speed.workers == 1 else ("read", "write")
+    cached = f", {speed.cached:.0%} of prompts cached" if speed.cached else ""
+    left = "" if counts.left_s is None else f"; {_duration(counts.left_s)} left"
+    return (
+        f"{counts.done:,} of {counts.total:,} rows{failed}; {workers} {verbs[0]} {speed.read_per_s:,.0f} and "
+        f"{verbs[1]} {speed.written_per_s:,.0f} tokens/s{cached}{left}"
+    )
 
 
 def _duration(seconds: float) -> str:

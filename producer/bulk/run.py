@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from broker import calls
 from broker.calls import Status
@@ -21,9 +22,8 @@ from producer.bulk import records
 from producer.bulk.intake import Ask
 from producer.bulk.manifest import Manifest
 from producer.bulk.places import Places
-from producer.bulk.progress import Counts, Display
+from producer.bulk.progress import Counts, Display, Speed
 from producer.bulk.records import Record
-from producer.bulk.spool import Spool
 from producer.bulk.window import SILENCE_S, Ended, Window
 from protocol import MillstreamError, Result
 
@@ -34,6 +34,13 @@ LOOK_EVERY_S = 2.0
 """How often the workers' speed is asked for."""
 
 
+class Store(Protocol):
+    """Keeps records."""
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Keep these; durable on return."""
+
+
 class Run:
     """A run in this process; each `step` may be repeated after a fault of the server."""
 
@@ -41,7 +48,7 @@ class Run:
         self,
         to_do: Iterator[Ask | Record],
         window: Window,
-        spool: Spool,
+        spool: Store,
         counts: Counts,
         screen: Display,
         served: Served,
@@ -71,7 +78,7 @@ class Run:
         self._admit()
         full = not self._window.submit()
         if len(self._window):
-            self._counts.tokens_per_s = self._outlook.look(full)
+            self._counts.speed = self._outlook.look(full)
             ended = self._window.collect(BLOCK_S)
             if ended:
                 self._store(ended)
@@ -148,25 +155,23 @@ class Outlook:
         self._own_worker = own_worker
         self._next_look = 0.0
         self._heard = float("-inf")
-        self._tokens_per_s = 0.0
+        self._speed = Speed()
         self._said: str | None = None
 
     def heard(self) -> None:
         """Jobs end: there is nothing to explain for a while."""
         self._heard = time.monotonic()
 
-    def look(self, full: bool) -> float:
-        """Tokens a second that the queue's workers write, at the last look; `full`: the queue took no more rows."""
+    def look(self, full: bool) -> Speed:
+        """What the queue's workers did at the last look; `full`: the queue took no more rows."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + LOOK_EVERY_S
             status = self._queue.run(calls.status(self._queue.keys))
-            self._tokens_per_s = sum(
-                beat.info.get("tokens_per_s", 0) for beat in status.workers if beat.alive
-            )
+            self._speed = Speed.of(status.workers)
             if now - self._heard > SILENCE_S:
                 self._explain(status, full)
-        return self._tokens_per_s
+        return self._speed
 
     def _explain(self, status: Status, full: bool) -> None:
         why = self._reason(status, full)

@@ -70,6 +70,7 @@ def test_shares_are_of_what_the_last_minute_added(clock: list[float]) -> None:
     told.note(LATER | {"output_tokens": 5_000_600, "steps": 107, "forward": 936.8})
     assert told.lately() == {
         "tokens_per_s": 20.0,
+        "read_per_s": 33.3333,
         "slots_used": 0.75,
         "kv_used": 0.64,
         "kv_unused": 0.031,
