@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -198,6 +199,7 @@ def generate(
         redo_changed=redo_changed,
         quiet=quiet,
     )
+    _collect_rarely()
     try:
         report = run(order, interrupt)
     except KeyboardInterrupt:
@@ -208,6 +210,13 @@ def generate(
         if isinstance(report, Report)
         else _already_done(report, output, quiet, as_json)
     )
+
+
+def _collect_rarely() -> None:
+    """Keep Python's collector from thousands of rows that come and go, none of them in a cycle: it took a quarter of
+    the command's time (117 us a row, 89 like this)."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _text(given: str | None) -> str | None:
