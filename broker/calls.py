@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from broker.keys import Keys
+from broker.parts import in_parts
 from broker.script import Arg, Call, load
+from broker.submission import job_args, payload_bytes
 from protocol import Fingerprint, Job, Result, State, TerminalState
 from protocol.job import DEFAULT_MAX_RETRIES
 
@@ -20,14 +21,6 @@ DEFAULT_MAX_ENTRIES = 100_000
 """Jobs a queue holds (waiting and running) unless its meta says otherwise."""
 DEFAULT_MAX_BYTES = 1 << 30
 """Payload bytes a queue holds unless its meta says otherwise."""
-SUBMITTED_AT_ONCE = 128
-"""Jobs that one script stores: 3.5 to 5 ms of the server's time."""
-SUBMITTED_BYTES_AT_ONCE = 1 << 20
-"""Of their payloads; one may be larger."""
-LONGEST_MS = 100 * 365 * 24 * 3600 * 1000
-"""A longer time from now is cut to this: the server refuses times it cannot add, and only when the job ends."""
-LATEST_MS = 10**14 - 1
-"""A later moment is cut to this, in the year 5138: Lua writes 14 digits of a number."""
 ALIVE_MS = 15_000
 """A worker whose last heartbeat is older counts as gone."""
 FORGET_WORKER_MS = 10 * 60_000
@@ -158,32 +151,9 @@ def _text(raw: bytes | str) -> str:
     return raw.decode() if isinstance(raw, bytes) else raw
 
 
-def _ms(seconds: float | None, most: int = LONGEST_MS) -> int:
-    return math.ceil(min((seconds or 0) * 1000, most))
-
-
 def _only(call: Call[list[T]]) -> Call[T]:
     """A call for many, made for one."""
     return Call(call.script, call.key, call.args, lambda reply: call.read(reply)[0])
-
-
-def job_args(job: Job) -> tuple[Arg, ...]:
-    """A job as `lua/submit.lua` takes it."""
-    payload = job.encode()
-    return (
-        job.id,
-        payload,
-        Job.digest(payload),
-        job.priority,
-        job.tenant,
-        job.run or "",
-        _ms(job.result_ttl_s),
-        _ms(job.not_before, LATEST_MS),
-        _ms(job.delay_s),
-        _ms(job.deadline, LATEST_MS),
-        _ms(job.deadline_in_s),
-        "" if job.max_retries == DEFAULT_MAX_RETRIES else job.max_retries,
-    )
 
 
 def submit_all(keys: Keys, jobs: Iterable[Job]) -> Call[list[Submitted]]:
@@ -201,17 +171,7 @@ def submit_parts(keys: Keys, jobs: Iterable[Job]) -> list[Call[list[Submitted]]]
 
 def submit_encoded(keys: Keys, jobs: Iterable[tuple[Arg, ...]]) -> list[Call[list[Submitted]]]:
     """As `submit_parts`, for jobs as `job_args` gives them."""
-    parts: list[Call[list[Submitted]]] = []
-    batch: list[tuple[Arg, ...]] = []
-    size = 0
-    for args in jobs:
-        payload = len(args[1])  # type: ignore[arg-type]  # bytes
-        if batch and (len(batch) == SUBMITTED_AT_ONCE or size + payload > SUBMITTED_BYTES_AT_ONCE):
-            parts.append(_submit(keys, batch))
-            batch, size = [], 0
-        batch.append(args)
-        size += payload
-    return [*parts, _submit(keys, batch)] if batch else parts
+    return [_submit(keys, part) for part in in_parts(jobs, payload_bytes)]
 
 
 def submit(keys: Keys, job: Job) -> Call[Submitted]:
@@ -243,21 +203,9 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
 
 
 def _lease(grant: list[Any], worker: str) -> Lease:
-    id_, attempt, crashes, logged, started, now, payload, deadline, retries, most = grant
+    id_, *known, deadline, retries, most = grant
     max_retries = DEFAULT_MAX_RETRIES if most < 0 else most
-    return Lease(
-        _text(id_),
-        attempt,
-        crashes,
-        logged,
-        started,
-        now,
-        payload,
-        deadline or None,
-        retries,
-        max_retries,
-        worker,
-    )
+    return Lease(_text(id_), *known, deadline or None, retries, max_retries, worker)
 
 
 def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:
@@ -311,6 +259,7 @@ class Ending:
     state: TerminalState
     result: bytes
     first_seq: int
+    """Of the events; 0: nobody streams the job and nothing of it is logged. It gets no log: its result says all."""
     events: Sequence[bytes]
     """Its last events, the terminal one included."""
     dead_reason: str = ""

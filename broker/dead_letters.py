@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from broker.calls import DEFAULT_MAX_BYTES, DEFAULT_MAX_ENTRIES, job_args
+from broker.calls import DEFAULT_MAX_BYTES, DEFAULT_MAX_ENTRIES
 from broker.keys import Keys
 from broker.script import Call, load
+from broker.submission import job_args
 from protocol import Job, State
 
 

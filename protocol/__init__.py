@@ -36,9 +36,10 @@ from protocol.result import (
     JobError,
     Result,
     State,
+    StoredChoice,
+    StoredResult,
     TerminalState,
     Usage,
-    encode_result,
 )
 from protocol.sampling import SamplingParams
 from protocol.validation import describe_validation
@@ -69,6 +70,8 @@ __all__ = [
     "Result",
     "SamplingParams",
     "State",
+    "StoredChoice",
+    "StoredResult",
     "TerminalEvent",
     "TerminalState",
     "TerminalType",
@@ -80,7 +83,6 @@ __all__ = [
     "WrongState",
     "decode_event",
     "describe_validation",
-    "encode_result",
     "encode_terminal",
     "encode_token",
     "is_token",

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
-from pydantic_core import to_json
 
 from protocol.logprobs import TokenLogprob
 
@@ -58,6 +58,7 @@ class TerminalEvent(BaseModel):
 Event = Annotated[TokenEvent | TerminalEvent, Field(discriminator="type")]
 _TOKEN_PREFIX = '{"type":"token"'
 _PREFIX_LENGTH = len(_TOKEN_PREFIX)
+_ENCODER = msgspec.json.Encoder()
 _EVENT: TypeAdapter[TokenEvent | TerminalEvent] = TypeAdapter(Event)
 
 
@@ -105,7 +106,7 @@ def encode_token(
         event["logprobs"] = logprobs
     if prompt_logprobs:
         event["prompt_logprobs"] = prompt_logprobs
-    return to_json(event)
+    return _ENCODER.encode(event)
 
 
 def encode_terminal(
@@ -122,4 +123,4 @@ def encode_terminal(
         event["code"] = code
     if message is not None:
         event["message"] = message
-    return to_json(event)
+    return _ENCODER.encode(event)

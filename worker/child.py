@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import fields
 from typing import BinaryIO
 
 from broker.failpoints import reached
 from engine.dry_run import is_dry_run, open_dry_run
-from engine.interface import Delta, DeviceLost, EngineCore, EngineStats
+from engine.interface import Delta, DeviceLost, EngineCore, EngineStats, StepSeconds
 from protocol import ModelUnavailable, OptionRefused, RequestError
 from worker.figures import MARK_EVERY_S
 from worker.frames import (
@@ -124,8 +124,12 @@ class Teller:
 
 def flat(stats: EngineStats) -> dict[str, float]:
     """Counters as they travel, the seconds of a step's parts among them."""
-    counters: dict[str, float] = {name: value for name, value in asdict(stats).items() if name != "seconds"}
-    return counters | asdict(stats.seconds)
+    counters: dict[str, float] = {name: getattr(stats, name) for name in _COUNTERS}
+    return counters | {name: getattr(stats.seconds, name) for name in _PARTS}
+
+
+_COUNTERS = [field.name for field in fields(EngineStats) if field.name != "seconds"]
+_PARTS = [field.name for field in fields(StepSeconds)]
 
 
 def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], list[Piece]]:

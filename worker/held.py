@@ -11,12 +11,13 @@ from broker.calls import Lease
 from protocol import (
     FinishReason,
     JobError,
+    StoredChoice,
+    StoredResult,
     TerminalState,
     TerminalType,
     TokenEvent,
     TokenLogprob,
     decode_event,
-    encode_result,
     encode_terminal,
     encode_token,
 )
@@ -48,17 +49,17 @@ class Output:
         if said.finish_reason is not None:
             self.finish_reason, self.stop_reason = said.finish_reason, said.stop_reason
 
-    def as_choice(self, index: int, unfinished: FinishReason) -> dict[str, object]:
-        """The fields of a result's choice; `unfinished` is how it ended if it has no end of its own."""
-        return {
-            "index": index,
-            "text": "".join(self.text),
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason or unfinished,
-            "stop_reason": self.stop_reason,
-            "logprobs": self.logprobs or None,
-            "prompt_logprobs": self.prompt_logprobs,
-        }
+    def as_choice(self, index: int, unfinished: FinishReason) -> StoredChoice:
+        """A result's choice; `unfinished` is how it ended if it has no end of its own."""
+        return StoredChoice(
+            index=index,
+            text="".join(self.text),
+            token_ids=self.token_ids,
+            finish_reason=self.finish_reason or unfinished,
+            stop_reason=self.stop_reason,
+            logprobs=self.logprobs or None,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 class Held:
@@ -78,6 +79,8 @@ class Held:
         """When a model process was given it, monotonic: from then on its end may be this job's doing."""
         self.begun: Begun | None = None
         """What the model process said when it accepted the job."""
+        self.open_choices = 1
+        """Choices that have no end yet; 1 as long as their number is not known."""
         self.has_told_end = False
         """Its end is on its way to the server, or there."""
         self.complete = False
@@ -85,6 +88,8 @@ class Held:
         self.error: JobError | None = None
         """Why there will be no more."""
         self._outputs: dict[int, Output] = {}
+        self._events: list[bytes] = []
+        """Numbered, and not taken yet."""
         for raw in log:
             event = decode_event(raw)
             if isinstance(event, TokenEvent):
@@ -106,19 +111,16 @@ class Held:
         return self.lease.retries < self.lease.max_retries
 
     @property
-    def open_choices(self) -> int:
-        """Choices that have no end yet; 1 as long as their number is not known."""
-        if self.begun is None:
-            return 1
-        return self.begun.num_choices - sum(
-            output.finish_reason is not None for output in self._outputs.values()
-        )
-
-    @property
     def written(self) -> list[tuple[list[int], bool]]:
         """(token ids, whether it ended) of each choice, up to the last one that has anything."""
         outputs = self._in_order(0)
         return [(output.token_ids, output.finish_reason is not None) for output in outputs]
+
+    def begin(self, begun: Begun) -> None:
+        """The model process has accepted the job."""
+        self.begun = begun
+        ended = sum(output.finish_reason is not None for output in self._outputs.values())
+        self.open_choices = begun.num_choices - ended
 
     def add(self, piece: Piece) -> None:
         """Take in what a step made."""
@@ -129,11 +131,18 @@ class Held:
             output = self._output(piece.choice)
             output.grow(piece)
             output.unlogged.append(piece)
+            if piece.finish_reason is not None and self.begun is not None:
+                self.open_choices -= 1
 
     @property
     def unlogged(self) -> bool:
         """Whether there is anything that is not logged."""
-        return any(output.unlogged for output in self._outputs.values())
+        return bool(self._events) or any(output.unlogged for output in self._outputs.values())
+
+    @property
+    def _needs_log(self) -> bool:
+        """Whether the end goes to the log: somebody may stream the job, or a part of it stands there."""
+        return self.next_seq > 1 or self.begun is None or self.begun.stream
 
     def due(self) -> bool:
         """Whether something should be logged now."""
@@ -143,17 +152,32 @@ class Held:
 
     def take_events(self) -> tuple[int, list[bytes]]:
         """The seq of the first unlogged event, and all of them; from now on they count as logged."""
-        first = self.next_seq
-        events = []
+        self._make_events()
+        events, self._events = self._events, []
+        return self.next_seq - len(events), events
+
+    def end_step(self) -> None:
+        """What comes next is another step's: where somebody streams, each step's tokens are an event of their own,
+        however many steps are told of at once.
+        """
+        if self.begun is not None and self.begun.stream:
+            self._make_events()
+
+    def _make_events(self) -> None:
         for choice, output in self._outputs.items():
             if output.unlogged:
-                events.append(self._event(choice, output.unlogged))
+                self._events.append(self._event(choice, output.unlogged))
                 output.unlogged = []
-        return first, events
 
     def take_end(self, kind: TerminalType, error: JobError | None = None) -> tuple[int, list[bytes]]:
-        """As `take_events`, with the terminal event at the end."""
-        first, events = self.take_events()
+        """As `take_events`, with the terminal event at the end. It is the only one, and its job's first is 0, where
+        nobody streams the job and nothing of it is logged: the result says the rest.
+        """
+        if self._needs_log:
+            first, events = self.take_events()
+        else:
+            first, events = 0, []
+            self.next_seq += sum(bool(output.unlogged) for output in self._outputs.values())
         code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
@@ -162,25 +186,27 @@ class Held:
 
     def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> bytes:
         """The result as it is stored, partial where the job did not succeed."""
-        begun = self.begun
+        begun, lease = self.begun, self.lease
         unfinished: FinishReason = "cancelled" if state == "cancelled" else "error"
         outputs = self._in_order(begun.num_choices if begun is not None else 0)
         completion_tokens = sum(len(output.token_ids) for output in outputs)
-        fields = {
-            "id": self.id,
-            "state": state,
-            "usage": begun and {"prompt_tokens": begun.prompt_tokens, "completion_tokens": completion_tokens},
-            "error": error and {"code": error.code, "message": error.message},
-            "model": model,
-            "seed": begun and begun.seed,
-            "attempt": self.attempt,
-            "worker": worker,
-            "started_at": self.lease.started_ms / 1000,
-            "finished_at": self.lease.leased_ms / 1000 + time.monotonic() - self.leased_at,
-        }
-        return encode_result(
-            fields, [output.as_choice(index, unfinished) for index, output in enumerate(outputs)]
-        )
+        usage = None
+        if begun is not None:
+            usage = {"prompt_tokens": begun.prompt_tokens, "completion_tokens": completion_tokens}
+        return StoredResult(
+            v=1,
+            id=lease.id,
+            state=state,
+            usage=usage,
+            error=None if error is None else {"code": error.code, "message": error.message},
+            model=model,
+            seed=None if begun is None else begun.seed,
+            attempt=lease.attempt,
+            worker=worker,
+            started_at=lease.started_ms / 1000,
+            finished_at=lease.leased_ms / 1000 + time.monotonic() - self.leased_at,
+            choices=[output.as_choice(index, unfinished) for index, output in enumerate(outputs)],
+        ).encode()
 
     def _event(self, choice: int, pieces: Sequence[Piece]) -> bytes:
         """Pieces of one choice as one event."""

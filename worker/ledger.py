@@ -15,14 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from broker import calls
 from broker.calls import Ending, Handback, Lease, News
 from broker.failpoints import reached
+from broker.parts import in_parts
 from broker.script import Call
 from engine.interface import DeviceLost
 from protocol import ErrorCode, JobError, TerminalState, TerminalType
@@ -35,13 +36,6 @@ from worker.model_process import ModelCrashed
 from worker.quarantine import Quarantine, is_suspect
 
 log = logging.getLogger("millstream.worker")
-
-SAID_AT_ONCE = 128
-"""Jobs that one script publishes or ends: 4 ms of the server's time."""
-SAID_BYTES_AT_ONCE = 1 << 20
-"""Of their events and results; one may be larger."""
-
-Said = TypeVar("Said", News, Ending)
 
 
 class Ledger:
@@ -132,16 +126,18 @@ class Ledger:
 
     # -- telling -----------------------------------------------------------------------------------------------
 
-    async def tell(self, step: Step) -> None:
-        """One step's news to Redis, in one pipeline."""
+    async def tell(self, steps: Sequence[Step]) -> None:
+        """The news of steps to Redis, in one pipeline."""
         async with self._speaking:
-            again = self._hear(step)
-            ended, due = self._with_news(step)
+            again: dict[str, str] = {}
+            for step in steps:
+                again |= self._hear(step)
+            ended, due = self._with_news(piece.key for step in steps for piece in step.pieces)
             if ended or due:
                 reached("heard")
             finishing = [
                 calls.finish_all(self._keys, self._worker, part)
-                for part in batches(map(self._own_end, ended))
+                for part in in_parts(map(self._own_end, ended), _bytes_of)
             ]
             answers = await self._link.run_all([*finishing, *self._publish(due)])
             for held, end in zip(ended, chain.from_iterable(answers[: len(finishing)]), strict=True):
@@ -164,7 +160,7 @@ class Ledger:
         again: dict[str, str] = {}
         for begun in step.begun:
             if (held := self._held.get(begun.key)) is not None:
-                held.begun = begun
+                held.begin(begun)
         for piece in step.pieces:
             held = self._held.get(piece.key)
             if held is None:
@@ -176,12 +172,15 @@ class Ledger:
                 held.add(piece)
             if piece.finish_reason is not None:
                 self.room_made.set()
+        for key in {piece.key for piece in step.pieces}:
+            if (held := self._held.get(key)) is not None:
+                held.end_step()
         return again
 
-    def _with_news(self, step: Step) -> tuple[list[Held], list[Held]]:
-        """The jobs that have ended, and those that have something to log."""
+    def _with_news(self, keys: Iterable[str]) -> tuple[list[Held], list[Held]]:
+        """Of these jobs the ones that have ended, and those that have something to log."""
         ended, due = [], []
-        for key in dict.fromkeys(piece.key for piece in step.pieces):
+        for key in dict.fromkeys(keys):
             held = self._held.get(key)
             if held is None:
                 continue
@@ -194,7 +193,7 @@ class Ledger:
     def _publish(self, due: Iterable[Held]) -> list[Call[Any]]:
         """The calls that log and publish what is unlogged."""
         news = (News(held.id, held.attempt, *held.take_events()) for held in due)
-        return [calls.publish_all(self._keys, self._worker, part) for part in batches(news)]
+        return [calls.publish_all(self._keys, self._worker, part) for part in in_parts(news, _bytes_of)]
 
     def _own_end(self, held: Held) -> Ending:
         """The end that the model process has brought a job to."""
@@ -384,16 +383,5 @@ class Ledger:
         self.room_made.set()
 
 
-def batches(said: Iterable[Said]) -> Iterator[list[Said]]:
-    """What goes to the server together: one script holds it up while it runs, and has all of it in memory."""
-    batch: list[Said] = []
-    size = 0
-    for one in said:
-        length = sum(map(len, one.events)) + (len(one.result) if isinstance(one, Ending) else 0)
-        if batch and (len(batch) == SAID_AT_ONCE or size + length > SAID_BYTES_AT_ONCE):
-            yield batch
-            batch, size = [], 0
-        batch.append(one)
-        size += length
-    if batch:
-        yield batch
+def _bytes_of(said: News | Ending) -> int:
+    return sum(map(len, said.events)) + (len(said.result) if isinstance(said, Ending) else 0)

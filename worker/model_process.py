@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from engine.interface import DeviceLost
@@ -15,7 +16,6 @@ from protocol import Fingerprint, ModelUnavailable, OptionRefused
 from worker.frames import (
     HEAD_BYTES,
     Failed,
-    FromModel,
     Load,
     Lost,
     Ready,
@@ -33,6 +33,8 @@ LISTEN_S = 1.0
 timers over before it has read what lies in the pipe, and would kill a process that is well, and count a crash."""
 READ_AHEAD = 1 << 20
 """Bytes taken off the pipe before they are asked for. A frame may be longer, but then no other waits with it."""
+FRAMES_AHEAD = 16
+"""Frames taken off it likewise: a parent that waits for Redis reads no more, so the engine waits too."""
 
 
 class ModelCrashed(Exception):
@@ -54,6 +56,8 @@ class ModelProcess:
         self._reader = reader
         self._writer = writer
         self._unwritten: list[bytes] = []
+        self._heard: asyncio.Queue[bytes | None] = asyncio.Queue(FRAMES_AHEAD)
+        self._listening = asyncio.create_task(self._listen())
         self.fingerprint = Fingerprint(name="")
         self.slots = 0
 
@@ -89,7 +93,10 @@ class ModelProcess:
 
     async def _load(self, model: str, options: dict[str, Any]) -> None:
         self.send(Load(model, options))
-        frame = await self._next()
+        body = await self._heard.get()
+        if body is None:
+            raise await self._end(body)
+        frame = decode_from_model(body)
         if isinstance(frame, Failed):
             raise OptionRefused(frame.message) if frame.by_options else ModelUnavailable(frame.message)
         if not isinstance(frame, Ready):
@@ -117,8 +124,8 @@ class ModelProcess:
         self._writer.write(b"".join(self._unwritten))
         self._unwritten.clear()
 
-    async def step(self, timeout_s: float, running_since: Callable[[], float | None]) -> Step:
-        """The next step's news.
+    async def steps(self, timeout_s: float, running_since: Callable[[], float | None]) -> list[Step]:
+        """The news of the next step, and of those that have come with it.
 
         Args:
             timeout_s: how long a process that has jobs may say nothing.
@@ -129,7 +136,7 @@ class ModelProcess:
             ModelCrashed: the process ended, or said nothing for too long and was killed.
             DeviceLost: it ended itself, since its device fails again and again.
         """
-        next_frame = asyncio.ensure_future(self._next())
+        next_frame = asyncio.ensure_future(self._heard.get())
         silent_s, listen_s = 0.0, min(timeout_s / 4, LISTEN_S)
         listening_since = time.monotonic()
         try:
@@ -141,25 +148,42 @@ class ModelProcess:
                 if silent_s >= timeout_s:
                     self._process.kill()
                     raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed")
-            frame = next_frame.result()
+            body = next_frame.result()
         finally:
             next_frame.cancel()
-        if isinstance(frame, Lost):
-            raise DeviceLost(frame.message)
-        if not isinstance(frame, Step):
-            raise TypeError(f"the model process said {type(frame).__name__} while it ran")
-        return frame
+        steps: list[Step] = []
+        while body is not None and isinstance(frame := decode_from_model(body), Step):
+            steps.append(frame)
+            if self._heard.empty():
+                return steps
+            body = self._heard.get_nowait()
+        if not steps:
+            raise await self._end(body)
+        self._heard.put_nowait(body)  # the last word, for the next time: nothing follows it
+        return steps
 
-    async def _next(self) -> FromModel:
-        try:
-            body = await _read_frame(self._reader)
-        except asyncio.IncompleteReadError:
+    async def _end(self, last_word: bytes | None) -> Exception:
+        """What it means that the process says no more; None: its pipe has ended."""
+        if last_word is None:
             code = await asyncio.to_thread(self._process.wait)
-            raise ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}") from None
-        return decode_from_model(body)
+            return ModelCrashed(f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+        frame = decode_from_model(last_word)
+        if isinstance(frame, Lost):
+            return DeviceLost(frame.message)
+        return TypeError(f"the model process said {type(frame).__name__} while it ran")
+
+    async def _listen(self) -> None:
+        """Take frames off the pipe, a few ahead of who asks for them: what a step costs the parent beside its jobs is
+        then paid once for all that came while it spoke to Redis.
+        """
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await self._heard.put(await _read_frame(self._reader))
+        await self._heard.put(None)
 
     async def stop(self) -> None:
         """End the process: closing its pipe is enough, a process that hangs is killed."""
+        self._listening.cancel()
         if not self._writer.transport.is_closing():  # it closes itself when the process has died
             self._writer.transport.abort()
         try:

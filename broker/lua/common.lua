@@ -67,6 +67,12 @@ local function args_from(first, last)
   return args
 end
 
+-- Publish events to whoever watches the job.
+local function tell(id, events)
+  local channel = base .. 'tokens:' .. id
+  for _, event in ipairs(events) do redis.call('PUBLISH', channel, event) end
+end
+
 -- Append the events that are not logged yet and publish them; `first` is the seq of events[1]. Returns the log's length.
 local function push_events(id, logged, first, events)
   local fresh = events
@@ -76,8 +82,7 @@ local function push_events(id, logged, first, events)
   end
   if #fresh == 0 then return logged end
   for from, to in pieces(fresh) do logged = redis.call('RPUSH', base .. 'log:' .. id, unpack(fresh, from, to)) end
-  local channel = base .. 'tokens:' .. id
-  for _, event in ipairs(fresh) do redis.call('PUBLISH', channel, event) end
+  tell(id, fresh)
   return logged
 end
 
@@ -140,37 +145,48 @@ local function drop_entries(priority, tenant, entries)
   end
 end
 
--- What is stored of a job that ends: result, state, expiries and its run's announcement. `f`: its ttl and run.
-local function store_end(id, state, result, ttl, run, now)
-  local job = job_key(id)
-  redis.call('HSET', job, 'state', state, 'finished', now)
-  redis.call('HDEL', job, 'payload', 'cancel')
-  if ttl > 0 then
-    redis.call('SET', base .. 'result:' .. id, result, 'PX', ttl)
-    redis.call('PEXPIRE', job, ttl)
-    redis.call('PEXPIRE', base .. 'log:' .. id, ttl)
-  else
-    redis.call('SET', base .. 'result:' .. id, result)
-  end
-  if run and run ~= '' then redis.call('XADD', base .. 'done:' .. run, '*', 'id', id, 'state', state) end
+-- What must be known of a job to end it, and where a reply of HMGET with these fields goes from place `at` on.
+local OF_END = {'priority', 'tenant', 'entry', 'bytes', 'ttl', 'run'}
+local function note_end(one, f, at)
+  one.priority, one.tenant, one.entry, one.bytes = f[at], f[at + 1], f[at + 2], f[at + 3]
+  one.ttl, one.run = tonumber(f[at + 4]), f[at + 5]
+  return one
 end
 
--- End jobs, each {id, state, result}: entries, leases, counts and what `store_end` stores, all or nothing. What they
--- have in common is done once for all of them, which takes half of the time of ending one by one.
+-- What is stored of a job that ends: result, state, expiries and its run's announcement. An empty payload is as good as
+-- none and costs no write of its own.
+local function store_end(one, now)
+  local job = job_key(one.id)
+  redis.call('HSET', job, 'state', one.state, 'finished', now, 'payload', '')
+  if one.marked then redis.call('HDEL', job, 'cancel') end
+  if one.ttl > 0 then
+    redis.call('SET', base .. 'result:' .. one.id, one.result, 'PX', one.ttl)
+    redis.call('PEXPIRE', job, one.ttl)
+    if one.has_log then redis.call('PEXPIRE', base .. 'log:' .. one.id, one.ttl) end
+  else
+    redis.call('SET', base .. 'result:' .. one.id, one.result)
+  end
+  if one.run and one.run ~= '' then
+    redis.call('XADD', base .. 'done:' .. one.run, '*', 'id', one.id, 'state', one.state)
+  end
+end
+
+-- End jobs, each {id, state, result, marked: for cancelling, has_log} and what `note_end` notes: entries, leases, counts
+-- and what `store_end` stores, all or nothing. What they have in common is done once for all of them, which takes half of
+-- the time of ending one by one.
 local function end_jobs(ended, now)
   local ids, bytes, lines = {}, 0, {}
   for i, one in ipairs(ended) do
-    local f = redis.call('HMGET', job_key(one.id), 'priority', 'tenant', 'entry', 'bytes', 'ttl', 'run')
-    ids[i], one.ttl, one.run, bytes = one.id, tonumber(f[5]), f[6], bytes + f[4]
-    if f[3] ~= '' then
-      local stream = stream_key(f[1], f[2])
-      lines[stream] = lines[stream] or {priority = f[1], tenant = f[2], entries = {}}
-      table.insert(lines[stream].entries, f[3])
+    ids[i], bytes = one.id, bytes + one.bytes
+    if one.entry ~= '' then
+      local stream = stream_key(one.priority, one.tenant)
+      lines[stream] = lines[stream] or {priority = one.priority, tenant = one.tenant, entries = {}}
+      table.insert(lines[stream].entries, one.entry)
     end
   end
   redis.call('HINCRBY', meta, 'entries', -#ids)
   redis.call('HINCRBY', meta, 'bytes', -bytes)
-  for _, one in ipairs(ended) do store_end(one.id, one.state, one.result, one.ttl, one.run, now) end
+  for _, one in ipairs(ended) do store_end(one, now) end
   for _, times in ipairs({leases, delayed, deadlines}) do
     for from, to in pieces(ids) do redis.call('ZREM', times, unpack(ids, from, to)) end
   end
@@ -220,7 +236,8 @@ local function end_unowned(id, state, code, message, now)
   result = string.sub(result, 1, -2) .. ',"choices":' .. choices .. '}'
   push_events(id, seq - 1, seq, {cjson.encode({type = state, id = id, seq = seq, attempt = attempt, code = code,
     message = message})})
-  end_jobs({{id = id, state = state, result = result}}, now)
+  local f = redis.call('HMGET', job_key(id), 'cancel', unpack(OF_END))
+  end_jobs({note_end({id = id, state = state, result = result, marked = f[1], has_log = true}, f, 2)}, now)
 end
 
 local function cancel_unowned(id, message, now) end_unowned(id, 'cancelled', 'cancelled', message, now) end

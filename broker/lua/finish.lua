@@ -1,6 +1,7 @@
--- End jobs that a worker runs: unpublished events logged, result stored, entry acknowledged and deleted, completion announced.
+-- End jobs that a worker runs: unpublished events logged and published, result stored, entry acknowledged and deleted, completion announced.
 -- ARGV: base, worker, then for each job: id, attempt, state, result, reason for the dead letter ('' none), seq of the first
---       event, how many events, the events. No job stands there twice.
+--       event (0: nobody streams it, and its result says all that its log would: the events are published alone), how many
+--       events, the events. No job stands there twice.
 -- Reply: for each 'ok' | 'lost' | 'gap'
 -- Again: the lease (worker, attempt) that ended the job is answered 'ok' once more; any other 'lost'.
 local worker = ARGV[2]
@@ -8,14 +9,20 @@ local replies, ended = {}, {}
 
 -- The answer for one job; what ends now goes on the list, its events are logged.
 local function ending(one)
-  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt', 'worker')
+  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt', 'worker', 'cancel', unpack(OF_END))
   if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end
   if f[1] == one.state then return 'ok' end
   if f[1] ~= 'running' then return 'lost' end
-  local logged, whole = logged_before(one.id, one.first)
-  if not whole then return 'gap' end
-  push_events(one.id, logged, one.first, one.events)
-  ended[#ended + 1] = one
+  if one.first > 0 then
+    local logged, whole = logged_before(one.id, one.first)
+    if not whole then return 'gap' end
+    push_events(one.id, logged, one.first, one.events)
+    one.has_log = true
+  else
+    tell(one.id, one.events)
+  end
+  one.marked = f[4]
+  ended[#ended + 1] = note_end(one, f, 5)
   return 'ok'
 end
 

@@ -10,6 +10,7 @@ local MOST_RAW = 65536 -- bytes kept of such an entry
 local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
 local granted, granted_bytes = {}, 0
+local held = {} -- what ZADD takes: when each lease granted here lapses
 
 -- What is known of a job, in one read; nothing where somebody put another type in its place, so that no entry can stop
 -- the queue. A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
@@ -63,7 +64,7 @@ local function grant(id, known)
   known.attempt, known.started = known.attempt + 1, known.started or now
   redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
     'started', known.started)
-  redis.call('ZADD', leases, now + lease_ms, id)
+  held[#held + 1], held[#held + 2] = now + lease_ms, id
   granted[#granted + 1] = describe(id, known)
 end
 
@@ -174,6 +175,7 @@ local more = false
 if redis.call('HGET', meta, 'paused') ~= '1' then
   more = reclaim()
   more = grant_new() or more
+  for from, to in pieces(held) do redis.call('ZADD', leases, unpack(held, from, to)) end
 end
 local falls_due = -1
 if #granted < count then

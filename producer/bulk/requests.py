@@ -15,8 +15,8 @@ from typing import Any, Self
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
-from broker import calls
 from broker.script import Arg
+from broker.submission import job_args
 from producer.bulk import openai
 from producer.bulk.lines import Row
 from producer.bulk.wording import Wording
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     """The job of a row as it is submitted. Thousands wait for their turn, so there is no more of it than that."""
 
     args: tuple[Arg, ...]
-    """As `calls.job_args` gives them."""
+    """As `job_args` gives them."""
     like: Job
     """A job that differs from it in id, seed and question alone."""
     prompt: Any
@@ -49,7 +49,7 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, job: Job) -> Self:
         """A job by itself."""
-        return cls(calls.job_args(job), job, job.prompt, job.messages)
+        return cls(job_args(job), job, job.prompt, job.messages)
 
     @property
     def id(self) -> str:

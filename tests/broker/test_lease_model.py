@@ -74,7 +74,7 @@ def test_every_longer_interleaving(client: redis.Redis, setting: str) -> None:
 FAULTS: dict[str, tuple[str, str, str, str]] = {
     "a zombie may publish": (
         "publish",
-        "f[1] ~= 'running' or f[2] ~= ARGV[3]",
+        "f[1] ~= 'running' or f[2] ~= attempt or f[3] ~= worker",
         "f[1] ~= 'running'",
         "a zombie's words were taken",
     ),
@@ -92,8 +92,8 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "a repeated event is logged twice": (
         "publish",
-        "first > logged and events or",
-        "true and events or",
+        "if first <= logged then",
+        "if false then",
         "dropped or doubled",
     ),
     "a repeated finish is refused": (
@@ -109,14 +109,19 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "",
         "counts are wrong",
     ),
-    "the log has no expiry": ("finish", "redis.call('PEXPIRE', base .. 'log:' .. id, ttl)", "", "log:a"),
+    "the log has no expiry": ("finish", "if one.has_log then", "if false then", "log:a"),
     "the lease outlives the job": (
         "finish",
-        "{leases, delayed, deadlines}) do redis.call('ZREM'",
-        "{delayed, deadlines}) do redis.call('ZREM'",
+        "{leases, delayed, deadlines}) do\n    for from, to in",
+        "{delayed, deadlines}) do\n    for from, to in",
         "leases",
     ),
-    "the run is not told": ("finish", "if run and run ~= '' then", "if false then", "run was not told"),
+    "the run is not told": (
+        "finish",
+        "if one.run and one.run ~= '' then",
+        "if false then",
+        "run was not told",
+    ),
     "the entry stays": (
         "finish",
         "drop_entries(line.priority, line.tenant, line.entries)",
@@ -128,7 +133,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
 FAULTS_FOUND_LATE: dict[str, tuple[str, str, str, str]] = {
     "a zombie may finish": (
         "finish",
-        "if f[2] ~= one.attempt then return 'lost' end",
+        "if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end",
         "",
         "a zombie's end was taken",
     ),

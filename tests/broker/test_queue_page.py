@@ -251,6 +251,7 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
         Keys.result: "*",
         Keys.tokens: "*",
         Keys.done: "*",
+        Keys.batch: "*",
         Keys.lease: "*",
         Keys.tenants: "*",
     }
@@ -264,6 +265,7 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
         KEYS.delayed,
         KEYS.deadlines,
         KEYS.control,
+        KEYS.batches,
     }
     assert {name.removeprefix(KEYS.base) for name in made} == set(table)
 

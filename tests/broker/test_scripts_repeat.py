@@ -47,9 +47,13 @@ def twice(queue: Queue, call: Call[Any]) -> tuple[Any, Any]:
     return first, second
 
 
-def leased(queue: Queue) -> Lease:
+def unlogged(queue: Queue) -> Lease:
     put(queue, "a", run="r")
-    lease = Worker(queue).lease_one()
+    return Worker(queue).lease_one()
+
+
+def leased(queue: Queue) -> Lease:
+    lease = unlogged(queue)
     say(queue, lease, 1, "x", "y")
     return lease
 
@@ -63,6 +67,9 @@ SAME_ANSWER: dict[str, Callable[[Queue], Call[Any]]] = {
     "publish beyond a gap": lambda queue: calls.publish(KEYS, "w1", "a", 1, 9, tokens(leased(queue), 9, "z")),
     "publish nothing": lambda queue: calls.publish(KEYS, "w1", "a", leased(queue).attempt, 3, []),
     "finish": lambda queue: finish_call(KEYS, leased(queue), 2, "xy"),
+    "finish without a log": lambda queue: calls.finish(
+        KEYS, "w1", "a", unlogged(queue).attempt, "succeeded", b"{}", 0, [b"{}"]
+    ),
     "finish as dead": lambda queue: finish_call(
         KEYS, leased(queue), 2, "xy", state="dead", dead_reason="why"
     ),

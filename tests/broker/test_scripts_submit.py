@@ -11,6 +11,7 @@ from broker import calls
 from broker.calls import Submitted
 from broker.connection import connect
 from broker.keys import Keys
+from broker.parts import AT_ONCE, BYTES_AT_ONCE
 from broker.queue import Queue
 from protocol import Job
 from tests.broker.steps import (
@@ -267,10 +268,10 @@ def test_many_are_bounded_by_the_bytes_they_have_together(queue: Queue) -> None:
 
 
 def test_any_number_is_cut_into_calls_that_hold_the_server_up_for_a_moment(queue: Queue) -> None:
-    small = [job(f"s{n}") for n in range(2 * calls.SUBMITTED_AT_ONCE + 1)]
-    large = [job(f"l{n}", prompt="x" * (calls.SUBMITTED_BYTES_AT_ONCE // 2)) for n in range(3)]
+    small = [job(f"s{n}") for n in range(2 * AT_ONCE + 1)]
+    large = [job(f"l{n}", prompt="x" * (BYTES_AT_ONCE // 2)) for n in range(3)]
     sizes = [len(answers) for answers in queue.run_all(calls.submit_parts(KEYS, small))]
-    assert sizes == [calls.SUBMITTED_AT_ONCE, calls.SUBMITTED_AT_ONCE, 1]
+    assert sizes == [AT_ONCE, AT_ONCE, 1]
     assert [len(answers) for answers in queue.run_all(calls.submit_parts(KEYS, large))] == [1, 1, 1]
     assert calls.submit_parts(KEYS, []) == []
     assert ids_of(Worker(queue).lease(1000)) == [asked.id for asked in [*small, *large]]

@@ -115,7 +115,7 @@ def test_a_dead_letter_keeps_its_payload_and_reason(queue: Queue) -> None:
         b"attempt": b"1",
         b"worker": b"w1",
     }
-    assert client.hget(KEYS.job("a"), "payload") is None
+    assert client.hget(KEYS.job("a"), "payload") == b""
 
 
 def test_crashes_are_counted_only_where_the_worker_says_so(queue: Queue) -> None:

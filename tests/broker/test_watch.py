@@ -16,7 +16,7 @@ from broker.connection import connect, connect_async
 from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
 from broker.watch import Replay, follow, follow_async
-from protocol import Choice, JobNotFound, Result, TokenEvent, encode_token
+from protocol import Choice, JobNotFound, Result, TokenEvent, encode_terminal, encode_token
 from tests.broker.steps import Worker, assert_ended_once, end, job, put, say, tokens
 from tests.servers import RealServer
 
@@ -219,6 +219,22 @@ def test_another_worker_goes_on(queue: Queue, watch: Watch) -> None:
     watcher.rest()
     watcher.assert_whole()
     assert [event.attempt for event in watcher.events] == [1] * 5 + [2] * 16
+
+
+def test_an_end_without_a_log_is_told_from_the_result(queue: Queue, watch: Watch) -> None:
+    """Nobody was expected to stream the job: its terminal event is published, not logged."""
+    lease = started(queue)
+    stored = Result(
+        id="a", state="succeeded", choices=[Choice(text="xyz", token_ids=[1, 2, 3], finish_reason="stop")]
+    )
+    last = encode_terminal("a", 2, lease.attempt, "done")
+    fence = (KEYS, lease.worker, "a", lease.attempt)
+    assert queue.run(calls.finish(*fence, "succeeded", stored.encode(), 0, [last])) == "ok"
+    assert Replay("a").hear({"type": "message", "data": last}) is None, "it is told that something is missing"
+    watcher = watch("a")
+    watcher.rest()
+    watcher.assert_whole("xyz")
+    assert queue.client.exists(KEYS.log("a")) == 0
 
 
 @pytest.mark.parametrize("seen", [0, 5, 20])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -120,6 +121,29 @@ def test_a_full_queue_raises_or_waits(server: RealServer) -> None:
         with FakeWorker(server.url):
             handles = client.submit_many(jobs, wait_s=10)
             assert [handle.result(timeout=10).text for handle in handles] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_server_without_memory_is_as_a_full_queue(server: RealServer) -> None:
+    async def ask() -> None:
+        async with AsyncClient(server.url) as client:
+            with pytest.raises(QueueFull, match="memory is full"):
+                await client.submit("no room either", wait_s=0.1)
+
+    with Client(server.url) as client:
+        redis = client.queue.client
+        redis.config_set("maxmemory", 1)
+        try:
+            with pytest.raises(QueueFull, match="the server's memory is full"):
+                client.submit("no room")
+            asyncio.run(ask())
+            freed = threading.Timer(0.2, redis.config_set, ("maxmemory", 0))
+            freed.start()
+            handle = client.submit("at last", wait_s=20.0)
+            freed.join()
+        finally:
+            redis.config_set("maxmemory", 0)
+        assert handle.status().state == "queued"
+        assert client.status().waiting == 1
 
 
 @pytest.mark.parametrize(

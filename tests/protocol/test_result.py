@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol import Result, encode_result
+from protocol import Result, StoredChoice, StoredResult
 
 TOLD = {"token_id": 4, "token": "t", "logprob": -0.5, "rank": 1, "top_logprobs": []}
 CHOICES: list[dict[str, Any]] = [
@@ -44,6 +44,6 @@ FIELDS: dict[str, Any] = {
 )
 def test_an_encoded_result_reads_as_the_model_that_has_the_fields(more: dict[str, Any]) -> None:
     fields = FIELDS | more
-    raw = encode_result(fields, CHOICES)
+    raw = StoredResult(v=1, **fields, choices=[StoredChoice(**choice) for choice in CHOICES]).encode()
     assert Result.decode(raw) == Result.model_validate({**fields, "choices": CHOICES})
     assert b"null" not in raw.replace(b'"prompt_logprobs":[null', b"")

@@ -33,7 +33,7 @@ class Attempt:
         Preparation(self._engine, inbox).run(run)
         begun, refused = take_in(self._engine, inbox, wait=True)
         assert refused == []
-        (self._held.begun,) = begun
+        self._held.begin(*begun)
 
     def step(self) -> None:
         """One step of the engine, told and logged as a worker does."""

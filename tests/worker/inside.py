@@ -57,7 +57,7 @@ class InsideModel:
         self.dies_of = error
         self._news.set()
 
-    async def step(self, _timeout_s: float, _running_since: object) -> Step:
+    async def steps(self, _timeout_s: float, _running_since: object) -> list[Step]:
         while True:
             if self.dies_of is not None:
                 raise self.dies_of
@@ -70,7 +70,7 @@ class InsideModel:
                     pieces = [to_piece(delta) for delta in self.engine.step()]
             if begun or pieces:
                 stats = self.engine.stats()
-                return Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens)
+                return [Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens)]
             if self.dies_of is None and not self.engine.has_work():
                 await self._news.wait()
 

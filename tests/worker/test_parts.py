@@ -144,7 +144,7 @@ def lease(logged: int = 0, attempt: int = 1) -> Lease:
 
 def held_with(*pieces: Piece, num_choices: int = 1, stream: bool = True) -> Held:
     held = Held(lease())
-    held.begun = Begun(held.key, 3, num_choices, 5, stream)
+    held.begin(Begun(held.key, 3, num_choices, 5, stream))
     for piece in pieces:
         held.add(piece)
     return held
@@ -217,7 +217,7 @@ def test_a_resumed_job_knows_everything_that_was_logged() -> None:
     first_seq, events = first.take_events()
     assert (first_seq, len(events)) == (1, 2)
     second = Held(lease(logged=2, attempt=2), events)
-    second.begun = Begun(second.key, 3, 3, 5, False)
+    second.begin(Begun(second.key, 3, 3, 5, False))
     assert second.written == [([1, 3], False), ([], False), ([2], True)]
     assert second.open_choices == 2
     results = [Result.decode(held.result("cancelled", "m", "w")).choices for held in (first, second)]

@@ -73,7 +73,7 @@ def test_the_largest_that_is_let_through_reaches_a_watcher(queue: Queue) -> None
     watcher.start()
     (lease,) = queue.run(calls.lease(queue.keys, "w", 1, 1, 600_000)).leases
     held = Held(lease)
-    held.begun = Begun(held.key, count + 1, 1, 0, True)
+    held.begin(Begun(held.key, count + 1, 1, 0, True))
     held.add(Piece(held.key, 0, [1], "x", True, "length", prompt_logprobs=[None, *[place] * count]))
     stored = held.result("succeeded", "m", "w")
     first, said = held.take_end("done")
