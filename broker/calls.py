@@ -205,7 +205,8 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
 def _lease(grant: list[Any], worker: str) -> Lease:
     id_, *known, deadline, retries, most = grant
     max_retries = DEFAULT_MAX_RETRIES if most < 0 else most
-    return Lease(_text(id_), *known, deadline or None, retries, max_retries, worker)
+    more = {"deadline_ms": deadline or None, "retries": retries, "max_retries": max_retries, "worker": worker}
+    return Lease(_text(id_), *known, **more)
 
 
 def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:
