@@ -14,6 +14,17 @@ from millstream.__main__ import build, main
 PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
 
 
+def refused(
+    flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """What the program says of a worker's flags before it ends with 2."""
+    monkeypatch.setattr(sys, "argv", ["millstream", "worker", "--model", "no/such-model", *flags])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "keyword",
     [
@@ -56,9 +67,21 @@ def test_the_help_shows_the_defaults_of_the_page(keyword: str) -> None:
 def test_what_can_never_be_is_one_line_before_anything_is_loaded(
     flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["millstream", "worker", "--model", "no/such-model", *flags])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = refused(flags, monkeypatch, capsys).splitlines()
     assert line.startswith(f"millstream: {said}")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--queue", "a{b} c", "queue 'a{b} c': use "),
+        ("--queue", "", "queue '': use "),
+        ("--log-level", "loud", "--log-level 'loud': use "),
+        ("--lease", "inf", "Invalid value for '--lease': "),
+        ("--kv-memory", "inf", "'inf' is no amount of memory: "),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(
+    flag: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused((flag, value), monkeypatch, capsys).splitlines()[-1]

@@ -29,7 +29,7 @@ from tests.worker.harness import (
 
 def test_a_worker_killed_in_the_middle_of_a_stream(queue: Queue, workers: Workers) -> None:
     first = workers.start("--lease", "1").ready()
-    submit(queue, "j", words(40))
+    submit(queue, "j", words(20))
     seen: list[str] = []
     watcher = threading.Thread(target=lambda: seen.append(watch(queue, "j")[0]))
     watcher.start()
@@ -38,21 +38,21 @@ def test_a_worker_killed_in_the_middle_of_a_stream(queue: Queue, workers: Worker
     workers.start("--lease", "1")
     watcher.join(30)
     stored = result(queue, "j")
-    assert seen == [words(40)] == [stored.text]
+    assert seen == [words(20)] == [stored.text]
     assert stored.attempt == 2
-    assert stored.choices[0].token_ids == list(range(40))
+    assert stored.choices[0].token_ids == list(range(20))
     nothing_left(queue)
 
 
 def test_two_workers_one_killed_every_job_ends_once(queue: Queue, workers: Workers) -> None:
     run = "dry-run:words?delay=20ms&slots=8"
-    for number in range(60):
+    for number in range(30):
         submit(queue, f"j{number}", words(10 + number % 7))
     doomed = workers.start("--lease", "1", model=run).ready()
     workers.start("--lease", "1", model=run).ready()
-    until(lambda: any(logged(queue, f"j{number}") for number in range(60)), "running")
+    until(lambda: any(logged(queue, f"j{number}") for number in range(30)), "running")
     doomed.kill()
-    for number in range(60):
+    for number in range(30):
         text, events = watch(queue, f"j{number}")
         assert text == words(10 + number % 7) == result(queue, f"j{number}").text
         assert [event.type for event in events].count("done") == 1
@@ -61,11 +61,11 @@ def test_two_workers_one_killed_every_job_ends_once(queue: Queue, workers: Worke
 
 def test_a_model_process_that_dies_is_replaced_and_its_jobs_go_on(queue: Queue, workers: Workers) -> None:
     worker = workers.start().ready()
-    submit(queue, "j", words(40))
+    submit(queue, "j", words(20))
     until(lambda: logged(queue, "j") >= 5, "five words")
     worker.model_process().kill()
     text, _ = watch(queue, "j")
-    assert text == words(40)
+    assert text == words(20)
     assert result(queue, "j").attempt == 2
     assert worker.process.poll() is None
     assert worker.log.count("the model process died") == 1
@@ -121,11 +121,11 @@ def test_a_job_whose_preparation_ends_the_process_is_counted(
 
 def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Workers) -> None:
     worker = workers.start("--step-timeout", "1").ready()
-    submit(queue, "j", words(60))
+    submit(queue, "j", words(20))
     until(lambda: logged(queue, "j") >= 3, "started")
     worker.model_process().suspend()
     text, _ = watch(queue, "j")
-    assert text == words(60)
+    assert text == words(20)
     assert "no step for 1 s" in worker.log
     assert result(queue, "j").attempt == 2
 
@@ -133,7 +133,7 @@ def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Worker
 def test_a_parent_that_was_stopped_does_not_blame_its_model_process(queue: Queue, workers: Workers) -> None:
     """As on a machine that was suspended: the steps lie in the pipe, though the time to wait for one is over."""
     worker = workers.start("--step-timeout", "1").ready()
-    submit(queue, "j", words(60))
+    submit(queue, "j", words(45))
     until(lambda: logged(queue, "j") >= 3, "started")
     worker.signal(signal.SIGSTOP)
     time.sleep(1.2)  # longer than the model process may be silent
@@ -144,14 +144,14 @@ def test_a_parent_that_was_stopped_does_not_blame_its_model_process(queue: Queue
 
 def test_a_slow_step_does_not(queue: Queue, workers: Workers) -> None:
     worker = workers.start("--step-timeout", "2", "--lease", "1", model="dry-run:words?delay=1200ms").ready()
-    submit(queue, "j", words(3))
+    submit(queue, "j", words(2))
     assert ended(queue, "j").attempt == 1
     assert "died" not in worker.log
 
 
 def test_a_long_job_is_never_taken_from_a_living_owner(queue: Queue, workers: Workers) -> None:
     workers.start("--lease", "1", model="dry-run:words?delay=100ms&slots=1").ready()
-    submit(queue, "long", words(40))
+    submit(queue, "long", words(25))
     submit(queue, "prefetched", words(2))
     until(lambda: logged(queue, "long") > 0, "started")
     workers.start("--lease", "1", model="dry-run:words?delay=100ms&slots=1").ready()
@@ -162,7 +162,7 @@ def test_a_long_job_is_never_taken_from_a_living_owner(queue: Queue, workers: Wo
 def test_a_zombie_is_refused(queue: Queue, workers: Workers) -> None:
     """A worker that was stopped for longer than its lease wakes up, and may neither publish nor store."""
     zombie = workers.start("--lease", "1").ready()
-    submit(queue, "j", words(60))
+    submit(queue, "j", words(40))
     until(lambda: logged(queue, "j") >= 5, "five words")
     zombie.signal(signal.SIGSTOP)
     workers.start("--lease", "1").ready()
@@ -171,7 +171,7 @@ def test_a_zombie_is_refused(queue: Queue, workers: Workers) -> None:
     until(lambda: "lease lost" in zombie.log, "the zombie has noticed")
     text, events = watch(queue, "j")
     attempts = [event.attempt for event in events]
-    assert text == words(60) == result(queue, "j").text
+    assert text == words(40) == result(queue, "j").text
     assert attempts == sorted(attempts), "attempts never mix"
     assert set(attempts) == {1, 2}
     nothing_left(queue)
@@ -220,13 +220,13 @@ def test_a_server_that_restarts_in_the_middle(fresh_server: RealServer, tmp_path
         with queue_at(fresh_server.url) as queue:
             queue.client.config_set("appendfsync", "always")
             worker = workers.start("--lease", "10").ready()
-            submit(queue, "j", words(60))
+            submit(queue, "j", words(30))
             until(lambda: logged(queue, "j") >= 5, "five words")
             fresh_server.kill()
             until(lambda: "redis is away" in worker.log, "the worker has noticed")
             fresh_server.restart()
             text, _ = watch(queue, "j")
-            assert text == words(60) == result(queue, "j").text
+            assert text == words(30) == result(queue, "j").text
             assert result(queue, "j").attempt == 1
             assert worker.process.poll() is None
             assert worker.log.count("redis is away") <= 2
