@@ -353,7 +353,7 @@ def test_memory_holds_a_window_and_not_the_file(url: str, tmp_path: Path) -> Non
     source = write_rows(tmp_path / "in.jsonl", rows)
     before = psutil.Process().memory_info().rss
     with FakeWorker(url, answer=lambda _: "short"):
-        generate(order(source, tmp_path / "out.jsonl", url, window=20), Interrupt())
+        generate(order(source, tmp_path / "out.jsonl", url, window=20, plan=False), Interrupt())
     assert psutil.Process().memory_info().rss - before < source.stat().st_size / 2
     assert (tmp_path / "out.jsonl").stat().st_size > source.stat().st_size
 

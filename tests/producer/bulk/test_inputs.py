@@ -167,7 +167,7 @@ def test_parameters_in_csv_are_read_as_numbers(tmp_path: Path) -> None:
     good, bad = (parse(row) for row in rows_of(path) if isinstance(row, Line))
     assert isinstance(good, Row)
     assert isinstance(bad, Row)
-    job = requests.job(good)
+    job = requests.asked(good).job
     assert (job.prompt, job.params.max_tokens, job.params.stop, job.params.temperature) == (
         "7",
         7,
@@ -175,7 +175,7 @@ def test_parameters_in_csv_are_read_as_numbers(tmp_path: Path) -> None:
         0.0,
     )
     with pytest.raises(RequestError, match="max_tokens"):
-        requests.job(bad)
+        requests.asked(bad)
 
 
 def test_parquet_becomes_strict_json() -> None:
@@ -195,7 +195,7 @@ def test_parquet_becomes_strict_json() -> None:
 def test_what_a_schema_fills_in_is_not_rendered(program: Program, url: str, tmp_path: Path) -> None:
     requests = Requests("run", {}, None)
     parsed = [parse(row) for row in rows_of(DATA / "F12.parquet") if isinstance(row, Line)]
-    jobs = [requests.job(row) for row in parsed[:2] if isinstance(row, Row)]
+    jobs = [requests.asked(row).job for row in parsed[:2] if isinstance(row, Row)]
     for job in jobs:
         for turn in job.messages or ():
             assert (
