@@ -164,12 +164,18 @@ class _FindingAsync:
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
+        self._packer: Any = sync.HiredisRespSerializer()
         super().__init__(**options)
 
     async def _connect(self) -> Any:
         if self._find is not None:
             self.host, self.port = await asyncio.to_thread(self._find)
         return await super()._connect()  # type: ignore[misc]
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        """In C, as redis-py does for blocking connections alone: a step's script may have a thousand arguments."""
+        packed: list[bytes] = self._packer.pack(*args)
+        return packed
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:
