@@ -1,0 +1,88 @@
+"""Runs that are killed, whole or in part, and go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from producer.bulk.generate import generate
+from producer.bulk.interrupt import Interrupt
+from protocol import MillstreamError
+from tests.producer.bulk.orders import order, write_rows
+from tests.producer.bulk.processes import members
+
+RUN, ALL = "run", "all"
+VICTIMS = (RUN, ALL, " worker ", "worker.child", "valkey-server")
+
+
+def alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs bring a server of their own, with its state in this folder."""
+    for name in list(os.environ):
+        if name.endswith("REDIS_URL"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MILLSTREAM_STATE", str(state))
+    monkeypatch.setenv("MILLSTREAM_BROKER_IDLE_S", "2")
+
+
+class Runs:
+    """Runs of the same input, one after the other, each in a forked process with a worker and a server of its own."""
+
+    def __init__(self, folder: Path, rows: Iterable[dict[str, Any]], model: str) -> None:
+        self.state = folder / "state"
+        self._source = write_rows(folder / "in.jsonl", rows)
+        self._model = model
+        self._folder = folder
+        self._done = 0
+        self.child = 0
+
+    @property
+    def output(self) -> Path:
+        """Of the run that is going on."""
+        return self._folder / f"out-{self._done}.jsonl"
+
+    def start(self) -> None:
+        """Begin the run, or go on with it. The process needs no imports, so kills fall into the run itself."""
+        self.child = os.fork()
+        if self.child:
+            return
+        code = 2
+        try:
+            asked = order(self._source, self.output, "", model=self._model, redis_url=None)
+            generate(asked, Interrupt())
+            code = 0
+        except MillstreamError as error:
+            (self._folder / "why").write_text(str(error))
+            code = 1
+        finally:
+            os._exit(code)
+
+    def finished(self) -> tuple[bytes, bytes]:
+        """Output and errors of a run that came to its end; the next one has an output of its own."""
+        output, errors = self.output, self.output.with_suffix(".errors.jsonl")
+        self._done += 1
+        return output.read_bytes(), errors.read_bytes()
+
+    def kill(self, victim: str) -> bool:
+        """Kill it, or all; whether there was such a process."""
+        killed = False
+        if victim in (RUN, ALL):
+            os.kill(self.child, signal.SIGKILL)
+            killed = True
+        for process, words in members(self.state):
+            if victim == ALL or victim in words:
+                try:
+                    process.kill()
+                    killed = True
+                except psutil.NoSuchProcess:
+                    continue
+        return killed
+
+    def why(self) -> str:
+        """What the last run that stopped had to say."""
+        return (self._folder / "why").read_text()
