@@ -14,10 +14,10 @@ from protocol.job import Name
 
 GROUP = "workers"
 """The consumer group of every job stream."""
-PERMANENT = ("meta", "workers", "weights", "dead", "done:*")
+PERMANENT = ("meta", "workers", "weights", "dead", "done:*", "batches", "batch:*")
 """Keys, after a queue's base, that have no expiry and stand there without a job: the queue's own, dead letters until
-they are purged, and a bulk run's completions until the run ends. Every other key lives with a job that has not ended,
-or expires."""
+they are purged, a bulk run's completions until the run ends, batches until their retention is over. Every other key
+lives with a job that has not ended, or expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,15 @@ class Keys:
     def done(self, run: str) -> str:
         """Stream: completions of one bulk run."""
         return f"{self.base}done:{run}"
+
+    @property
+    def batches(self) -> str:
+        """Sorted set: a batch's id by the server time (ms) at which it was submitted."""
+        return f"{self.base}batches"
+
+    def batch(self, batch_id: str) -> str:
+        """Hash: status, counts, times and the number of the slice that may work on a batch."""
+        return f"{self.base}batch:{batch_id}"
 
 
 def keys_of(queue: str) -> Keys:

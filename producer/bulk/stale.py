@@ -23,7 +23,7 @@ def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     Raises:
         redis.RedisError: the server could not be reached; the next run does it.
     """
-    stale = _jobs(queue, run)
+    stale = jobs_of(queue, run)
     if stale:
         for line in inputs.rows():
             stale.discard(f"{run}.{line.number}.{line.digest}")
@@ -42,7 +42,7 @@ def drop_superseded(queue: Queue, manifest: Manifest, *, own_queues: bool) -> No
     """
     for run in manifest.superseded:
         theirs = Queue(queue.client, keys_of(run)) if own_queues else queue
-        jobs = list(_jobs(theirs, run))
+        jobs = list(jobs_of(theirs, run))
         answers = theirs.run_all([calls.cancel(theirs.keys, job_id) for job_id in jobs])
         ended = [
             (job_id, _NO_ENTRY)
@@ -54,7 +54,7 @@ def drop_superseded(queue: Queue, manifest: Manifest, *, own_queues: bool) -> No
         theirs.client.delete(theirs.keys.done(run))
 
 
-def _jobs(queue: Queue, run: str) -> set[str]:
+def jobs_of(queue: Queue, run: str) -> set[str]:
     """The ids of a run's jobs that the server has."""
     prefix = queue.keys.job(f"{run}.")  # names hold nothing that a pattern reads otherwise
     found = queue.client.scan_iter(f"{prefix}*", SCAN_AT_ONCE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from producer.cli.batch import batch_worker
+from producer.cli.batch import group as batch
 from producer.cli.cancel import cancel
 from producer.cli.dead import dead
 from producer.cli.flags import Panelled
@@ -19,5 +21,7 @@ def add_verbs(app: typer.Typer) -> None:
     """Register the producer's verbs."""
     for verb in (generate, submit, watch, result, cancel, status):
         app.command(cls=Panelled)(verb)
+    app.command("batch-worker", cls=Panelled)(batch_worker)
+    app.add_typer(batch, name="batch", no_args_is_help=True)
     app.add_typer(dead, name="dead", no_args_is_help=True)
     app.add_typer(queue, name="queue", no_args_is_help=True)

@@ -10,36 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from producer.cli import exits, options
+from producer.cli import exits, options, rows
 from producer.cli.flags import Given, spread
 from producer.cli.options import one_of
 from producer.cli.rendering import FLAGS as RENDERING
+from producer.cli.rows import BAD_IDS, FORMATS, OUTPUT_FORMATS, ROW_ORDERS
 from producer.cli.sampling import FLAGS as SAMPLING
 
 if TYPE_CHECKING:
-    from producer.bulk.generate import BadIds, DoneBefore, Report
-    from producer.bulk.inputs import Format
-    from producer.bulk.manifest import OutputFormat, RowOrder
-
-ROWS = "What a row asks"
-FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
-OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("jsonl", "parquet", "openai")
-ROW_ORDERS: tuple[RowOrder, ...] = ("input", "completion")
-BAD_IDS: tuple[BadIds, ...] = ("refuse", "rows")
+    from producer.bulk.generate import DoneBefore, Report
 
 
 @spread(rendering=RENDERING, sampling=SAMPLING)
 def generate(
     rendering: Given,
     sampling: Given,
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IN...",
-            help="Rows: JSON lines ({prompt} or {messages}, or OpenAI's batch files), CSV or Parquet; may be gzip or "
-            "zstd. Files, 'globs', URLs, - for stdin.",
-        ),
-    ],
+    sources: rows.Sources,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="OUT", help="Where the answers go."),
@@ -52,58 +38,14 @@ def generate(
             help="How OUT and the error file are written; openai: as by OpenAI's Batch API. [default: by OUT's name]",
         ),
     ] = None,
-    row_order: Annotated[
-        str,
-        typer.Option(
-            "--order",
-            metavar="|".join(ROW_ORDERS),
-            help="Rows of OUT as IN has them, or as they finished.",
-        ),
-    ] = "input",
-    input_format: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(FORMATS),
-            help="What the inputs are. [default: by their names]",
-            rich_help_panel=ROWS,
-        ),
-    ] = None,
-    prompt_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Holds the prompt, or a chat.", rich_help_panel=ROWS)
-    ] = None,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT|@FILE",
-            help="Jinja2 with the columns as variables: 'Translate: {{ text }}'.",
-            rich_help_panel=ROWS,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="System message; prompts become a user's turn.", rich_help_panel=ROWS
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Prompts are a user's turn of a chat.", rich_help_panel=ROWS)
-    ] = False,
-    id_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Holds the rows' own names. [default: custom_id, in a batch file]",
-            rich_help_panel=ROWS,
-        ),
-    ] = None,
-    bad_ids: Annotated[
-        str,
-        typer.Option(
-            metavar="refuse|rows",
-            help="Names that are missing or not unique: refuse to begin, or make these rows errors.",
-            rich_help_panel=ROWS,
-        ),
-    ] = "refuse",
+    row_order: rows.RowOrderName = "input",
+    input_format: rows.InputFormat = None,
+    prompt_column: rows.PromptColumn = None,
+    prompt_template: rows.PromptTemplate = None,
+    system: rows.System = None,
+    chat: rows.Chat = False,
+    id_column: rows.IdColumn = None,
+    bad_ids: rows.BadIdsName = "refuse",
     model: Annotated[
         str | None,
         typer.Option(
@@ -118,14 +60,8 @@ def generate(
         typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue. [default: default]"),
     ] = None,
     redis_url: options.RedisUrl = None,
-    window: Annotated[int, typer.Option(min=1, metavar="N", help="Most rows on the queue at once.")] = 2000,
-    plan: Annotated[
-        bool,
-        typer.Option(
-            "--plan/--no-plan",
-            help="Ask rows that begin alike together, and long outputs early, rather than as they stand in IN.",
-        ),
-    ] = True,
+    window: rows.Window = 2000,
+    plan: rows.Plan = True,
     redis_timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long the server may be away.")
     ] = 60.0,
@@ -154,11 +90,8 @@ def generate(
     written_as = one_of("--format", output_format, OUTPUT_FORMATS)
     in_order = one_of("--order", row_order, ROW_ORDERS) or "input"
     from producer.bulk.inputs import find_inputs
-    from producer.bulk.wording import Wording
 
-    wording = Wording(
-        prompt_column=prompt_column, prompt_template=_text(prompt_template), system=system, chat=chat
-    )
+    wording = rows.wording(prompt_column, prompt_template, system, chat)
     inputs = find_inputs(sources, format)
     if check:
         from producer.cli.checking import check_inputs
@@ -217,16 +150,6 @@ def _collect_rarely() -> None:
     the command's time (117 us a row, 89 like this)."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-def _text(given: str | None) -> str | None:
-    """A text, or that of the file behind an @."""
-    if given is None or not given.startswith("@"):
-        return given
-    try:
-        return Path(given[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--prompt-template {given}: {error}") from None
 
 
 def _already_done(done: DoneBefore, output: Path, quiet: bool, as_json: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import calls, dead_letters
+from broker import batches, calls, dead_letters
 from broker.keys import Keys
 from broker.queue import Queue
 from broker.script import load
@@ -113,6 +113,7 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
         "log",
         "job",
         "stream",
+        "batch",
         "memo",
         "channel",
         "workers",
@@ -126,7 +127,7 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
     for added in re.findall(r"(?:jobs|rest)\[#\w+ \+ 1\] = (.+)", source):
         assert re.match(r"base \.\.|job_key\(", added), added
     for variable in re.findall(
-        r"local (memo|channel|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)",
+        r"local (batch|memo|channel|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)",
         source,
     ):
         assert re.match(r"base \.\.|job_key\(|stream_key\(", variable[1]), variable
@@ -160,6 +161,10 @@ def test_calls_declare_their_key_and_carry_no_time(monkeypatch: pytest.MonkeyPat
                 dead_letters.dead_show(keys, "a"),
                 dead_letters.dead_requeue(keys, "1-1", job("a", delay_s=1.0, deadline_in_s=2.0)),
                 dead_letters.dead_purge(keys, ["a"]),
+                batches.submit(keys, "b", 60, {"folder": "f"}),
+                batches.note(keys, "b", 1, (2, 3)),
+                batches.advance(keys, "b", 1, "w", "*", "failed"),
+                batches.cancel(keys, "b"),
             )
         ]
 

@@ -1,0 +1,129 @@
+"""A batch is submitted: its inputs are copied, it is registered, and its first slice is put in line."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker import batches
+from broker.queue import Queue
+from producer.batch.chain import Chain
+from producer.batch.folder import BatchOrder, CopiedInput, Folder
+from producer.batch.webhook import check_url
+from producer.bulk.inputs import Inputs
+from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
+from producer.bulk.parquet_output import check_parquet
+from producer.bulk.wording import Wording
+from producer.refusal import Refused
+from producer.request import build_job
+
+_DURATION = re.compile(r"(\d{1,9})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command asked for."""
+
+    inputs: Inputs
+    format: OutputFormat
+    row_order: RowOrder
+    defaults: Mapping[str, Any]
+    rendering: Mapping[str, Any]
+    wording: Wording
+    id_column: str | None
+    bad_ids: Any
+    model: str | None
+    window: int
+    plan: bool
+    completion_window: str
+    retention: str
+    webhook: str | None
+
+
+def submit(asked: Asked, queue: Queue, chain: Chain, dir: Path) -> str:
+    """Submit a batch; its id.
+
+    Raises:
+        Refused, RequestError: it cannot be asked like this; nothing was begun.
+        redis.RedisError: a server could not be reached.
+        OSError: the folder cannot be written.
+    """
+    asked.wording.check()
+    build_job(None, [{"role": "user", "content": ""}], None, asked.defaults, "check", **asked.rendering)
+    window_s = seconds_of("--completion-window", asked.completion_window)
+    retention_s = seconds_of("--retention", asked.retention)
+    if asked.webhook is not None:
+        check_url(asked.webhook)
+    batch_id = f"batch_{secrets.token_hex(12)}"
+    folder = Folder((dir / batch_id).absolute())
+    if asked.format == "parquet":
+        check_parquet(folder.path / "output.parquet", asked.inputs, asked.row_order)
+    try:
+        places = _fill(folder, batch_id, asked)
+    except BaseException:
+        folder.delete()
+        raise
+    fields: dict[str, str | int] = {
+        "folder": str(folder.path),
+        "output": str(places.output),
+        "error_file": str(places.errors),
+        "input": str(asked.inputs),
+        "window": asked.completion_window,
+        "retention_s": retention_s,
+        "webhook": "" if asked.webhook is None else "wanted",
+    }
+    queue.run(batches.submit(queue.keys, batch_id, window_s, fields))
+    chain.put(batch_id, 1)
+    return batch_id
+
+
+def seconds_of(option: str, text: str) -> int:
+    """What `24h` means.
+
+    Raises:
+        Refused: it means nothing.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or int(found[1]) == 0:
+        raise Refused(f"{option}: give a number with s, m, h or d, such as 24h, not {text!r}")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _fill(folder: Folder, batch_id: str, asked: Asked) -> Any:
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    folder.path.mkdir(mode=0o700)
+    copies = []
+    for number, one in enumerate(asked.inputs.fetched(folder.path).inputs):
+        assert one.path is not None
+        copy = folder.path / f"input-{number}"
+        if one.path != copy:
+            shutil.copyfile(one.path, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copies.append(CopiedInput(name=one.name, format=one.format, file=copy.name))
+    manifest = Manifest.new(
+        asked.model,
+        asked.defaults,
+        asked.rendering,
+        asked.wording,
+        id_column=asked.id_column,
+        format=asked.format,
+        order=asked.row_order,
+    ).model_copy(update={"run": batch_id})
+    order = BatchOrder(
+        inputs=copies,
+        defaults=dict(asked.defaults),
+        bad_ids=asked.bad_ids,
+        window=asked.window,
+        plan=asked.plan,
+        webhook=asked.webhook,
+    )
+    folder.make(order, manifest)
+    return folder.places()

@@ -1,0 +1,64 @@
+"""The end of a batch, told to a URL: a POST of what `batch status --json` prints, until one is answered 2xx."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+from broker.batches import Batch
+from producer.batch.api_object import api_object
+from producer.refusal import Refused
+
+TIMEOUT_S = 10.0
+MOST_TRIES = 10
+FIRST_WAIT_S = 10
+LONGEST_WAIT_S = 3600
+
+
+def check_url(url: str) -> None:
+    """Refuse what no batch can be posted to.
+
+    Raises:
+        Refused: it is no URL of a web server.
+    """
+    try:
+        parts = urlsplit(url)
+        fit = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        fit = False
+    if not fit or parts.username is not None:
+        raise Refused("--webhook: give a URL such as https://example.org/hook, without user and password")
+
+
+def post(url: str, batch: Batch) -> str | None:
+    """Tell the URL; what went wrong, or None. `webhook-id` is the same for each try."""
+    request = urllib.request.Request(
+        url,
+        json.dumps(api_object(batch)).encode(),
+        {
+            "Content-Type": "application/json",
+            "User-Agent": "millstream",
+            "webhook-id": f"{batch.id}.{batch.status}",
+        },
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+            return None
+    except urllib.error.HTTPError as error:
+        return f"it answered {error.code}"
+    except urllib.error.URLError as error:
+        return f"it cannot be reached ({error.reason})"
+    except (OSError, http.client.HTTPException) as error:
+        return f"it cannot be reached ({type(error).__name__})"
+
+
+def wait_s(tries: int) -> int:
+    """How long to wait after so many tries."""
+    return min(FIRST_WAIT_S << (tries - 1), LONGEST_WAIT_S)

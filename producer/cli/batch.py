@@ -1,0 +1,275 @@
+"""`millstream batch` and `millstream batch-worker`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from producer.cli import exits, options, rows
+from producer.cli.flags import Given, Panelled, spread
+from producer.cli.options import one_of
+from producer.cli.rendering import FLAGS as RENDERING
+from producer.cli.sampling import FLAGS as SAMPLING
+
+if TYPE_CHECKING:
+    from broker.batches import Batch
+    from broker.queue import Queue
+    from producer.reach import Server
+
+group = typer.Typer(help="Bulk runs that go on without you; `millstream batch-worker` works on them.")
+
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]
+RqUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="MILLSTREAM_RQ_URL",
+        help="Server of RQ's jobs, where it is not that of the queue: RQ does not serve a Redis Cluster.",
+    ),
+]
+
+
+@group.command(cls=Panelled)
+@spread(rendering=RENDERING, sampling=SAMPLING)
+def submit(
+    rendering: Given,
+    sampling: Given,
+    sources: rows.Sources,
+    output_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(rows.OUTPUT_FORMATS),
+            help="How output and errors are written; openai: as by OpenAI's Batch API.",
+        ),
+    ] = "jsonl",
+    row_order: rows.RowOrderName = "input",
+    input_format: rows.InputFormat = None,
+    prompt_column: rows.PromptColumn = None,
+    prompt_template: rows.PromptTemplate = None,
+    system: rows.System = None,
+    chat: rows.Chat = False,
+    id_column: rows.IdColumn = None,
+    bad_ids: rows.BadIdsName = "refuse",
+    completion_window: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="After this long it ends with what is done: 90s, 30m, 24h, 7d."),
+    ] = "24h",
+    retention: Annotated[
+        str, typer.Option(metavar="TIME", help="How long its files are kept after its end.")
+    ] = "30d",
+    webhook: Annotated[
+        str | None, typer.Option(metavar="URL", help="POST the batch here, as JSON, once it has ended.")
+    ] = None,
+    dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            envvar="MILLSTREAM_BATCH_DIR",
+            help="Where its files are kept; batch workers must see the same folder. [default: in your state folder]",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="Refuse to be answered by a model of another name."),
+    ] = None,
+    window: rows.Window = 2000,
+    plan: rows.Plan = True,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Have a bulk run done by others; print its id."""
+    format = one_of("--format", output_format, rows.OUTPUT_FORMATS) or "jsonl"
+    import os
+
+    from producer.batch import submitting
+    from producer.batch.chain import Chain, rq_client
+    from producer.batch.folder import default_dir
+    from producer.bulk.inputs import find_inputs
+
+    asked = submitting.Asked(
+        inputs=find_inputs(sources, one_of("--input-format", input_format, rows.FORMATS)),
+        format=format,
+        row_order=one_of("--order", row_order, rows.ROW_ORDERS) or "input",
+        defaults=sampling,
+        rendering=rendering,
+        wording=rows.wording(prompt_column, prompt_template, system, chat),
+        id_column=id_column,
+        bad_ids=one_of("--bad-ids", bad_ids, rows.BAD_IDS) or "refuse",
+        model=model,
+        window=window,
+        plan=plan,
+        completion_window=completion_window,
+        retention=retention,
+        webhook=webhook,
+    )
+    with _batches(redis_url, queue) as (held, server):
+        chain = Chain(rq_client(rq_url or server.url, queue), queue)
+        batch_id = submitting.submit(asked, held, chain, dir or default_dir(os.environ))
+        if as_json:
+            _show(_found(held, batch_id), as_json)
+        else:
+            print(batch_id)
+
+
+@group.command("list", cls=Panelled)
+def list_(
+    queue: options.QueueName = "default", redis_url: options.RedisUrl = None, as_json: options.AsJson = False
+) -> None:
+    """Show the batches of a queue, a line each, the newest first."""
+    from broker import batches
+    from producer.cli.screen import note
+
+    with _batches(redis_url, queue) as (held, _):
+        found = batches.show_all(held)
+    for batch in found:
+        _show(batch, as_json)
+    if not found:
+        note("no batches")
+
+
+@group.command(cls=Panelled)
+def status(
+    batch_id: BatchId,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show where a batch stands. With --json: OpenAI's object. Exit code 1: it has failed, or is not known."""
+    with _batches(redis_url, queue) as (held, _):
+        batch = _found(held, batch_id)
+    _show(batch, as_json)
+    if not as_json:
+        _explain(batch)
+    if batch.status == "failed":
+        raise typer.Exit(exits.FAILED)
+
+
+@group.command(cls=Panelled)
+def fetch(
+    batch_id: BatchId,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Where the answers go.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+) -> None:
+    """Copy the answers of a batch, and its errors beside them, once it has ended. Exit code 5: not yet."""
+    from producer.batch import fetching
+    from producer.cli.screen import note, note_torn
+
+    with _batches(redis_url, queue) as (held, _):
+        batch = _found(held, batch_id)
+    if not batch.has_ended:
+        note(f"{batch_id} is {batch.status}: {_counts(batch)}")
+        raise typer.Exit(exits.NOT_YET)
+    if batch.status == "failed":
+        _explain(batch)
+        raise typer.Exit(exits.FAILED)
+    places = fetching.fetch(batch, output, overwrite=overwrite)
+    print(f"{batch.status}: {_counts(batch)}", file=sys.stderr)
+    print(f"answers: {places.output}", file=sys.stderr)
+    if batch.failed:
+        print(f"errors:  {places.errors}", file=sys.stderr)
+    note_torn(batch.torn)
+    raise typer.Exit(exits.INPUT_INCOMPLETE if batch.torn else exits.ROW_ERRORS if batch.failed else exits.OK)
+
+
+@group.command(cls=Panelled)
+def cancel(
+    batch_id: BatchId,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Stop a batch; what is answered is kept. Exit code 1: it is ending or has ended, or is not known."""
+    from broker import batches
+    from producer.cli.screen import note
+
+    with _batches(redis_url, queue) as (held, _):
+        status = held.run(batches.cancel(held.keys, batch_id))
+        batch = _found(held, batch_id)
+    _show(batch, as_json)
+    if status not in ("cancelling", "cancelled"):
+        note(f"{batch_id} is {status}: too late to cancel it")
+        raise typer.Exit(exits.FAILED)
+
+
+def batch_worker(
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
+    burst: Annotated[bool, typer.Option("--burst", help="Stop once there is nothing to do.")] = False,
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", envvar="MILLSTREAM_LOG_LEVEL")] = "info",
+) -> None:
+    """Work on the batches of a queue until told to stop. It has no model; several may run."""
+    import logging
+
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"--log-level: give debug, info, warning or error, not {log_level!r}")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    from producer.batch.worker import serve
+
+    serve(queue, redis_url, rq_url, burst=burst)
+
+
+@contextmanager
+def _batches(redis_url: str | None, name: str) -> Iterator[tuple[Queue, Server]]:
+    """The queue whose batches are meant."""
+    from broker.connection import connect, wait_until_ready
+    from broker.keys import keys_of
+    from broker.queue import Queue
+    from producer.reach import OUTAGE_S, Server, faults_in_one_line
+
+    keys = keys_of(name)
+    with Server(redis_url) as server:
+        wait_until_ready(server.url, 0.0, keys)
+        queue = Queue(connect(server.url, keys, OUTAGE_S), keys)
+        try:
+            with faults_in_one_line(server.url):
+                yield queue, server
+        finally:
+            queue.close()
+
+
+def _found(queue: Queue, batch_id: str) -> Batch:
+    from broker import batches
+    from protocol import MillstreamError
+
+    batch = batches.show(queue, batch_id)
+    if batch is None:
+        raise MillstreamError(
+            f"batch {batch_id}: queue {queue.keys.queue} has none of that id, or its retention is over"
+        )
+    return batch
+
+
+def _show(batch: Batch, as_json: bool) -> None:
+    if as_json:
+        from producer.batch.api_object import api_object
+
+        print(json.dumps(api_object(batch)))
+    else:
+        print(f"{batch.id}  {batch.status}  {_counts(batch)}")
+
+
+def _counts(batch: Batch) -> str:
+    return f"{batch.completed:,} completed and {batch.failed:,} failed of {batch.total:,}"
+
+
+def _explain(batch: Batch) -> None:
+    from producer.cli.screen import note, note_torn
+
+    for error in batch.errors:
+        note(error["message"])
+    if batch.note:
+        note(batch.note)
+    note_torn(batch.torn)
