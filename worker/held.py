@@ -227,9 +227,12 @@ class Held:
         return event
 
     def _output(self, choice: int) -> Output:
-        return self._outputs.setdefault(choice, Output())
+        output = self._outputs.get(choice)
+        if output is None:
+            output = self._outputs[choice] = Output()
+        return output
 
     def _in_order(self, num_choices: int) -> list[Output]:
         """The outputs by choice: that many, more where more have something, empty where one has nothing."""
-        count = max([num_choices - 1, *self._outputs]) + 1
+        count = max(num_choices, max(self._outputs, default=-1) + 1)
         return [self._outputs.get(choice) or Output() for choice in range(count)]

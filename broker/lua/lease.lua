@@ -16,11 +16,11 @@ local held = {} -- what ZADD takes: when each lease granted here lapses
 -- the queue. A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
 local function read_job(id)
   local f = redis.pcall('HMGET', job_key(id), 'state', 'cancel', 'worker', 'attempt', 'crashes', 'started', 'payload',
-    'deadline', 'retries', 'max_retries', 'priority', 'tenant', 'entry')
+    'deadline', 'retries', 'max_retries', 'entry')
   if f.err then return {} end
   return {state = f[1], cancel = f[2], worker = f[3], attempt = tonumber(f[4]), crashes = tonumber(f[5]),
     started = tonumber(f[6]), payload = f[7] or '', deadline = tonumber(f[8] or 0), retries = tonumber(f[9] or 0),
-    max_retries = tonumber(f[10] or -1), priority = f[11], tenant = f[12], entry = f[13]}
+    max_retries = tonumber(f[10] or -1), entry = f[11]}
 end
 
 -- Nobody has logged anything of a first attempt.
@@ -80,7 +80,8 @@ local function reclaim()
     elseif known.cancel then
       cancel_unowned(id, 'cancelled after its worker was lost', now)
     elseif not overdue(id, known) then
-      redis.pcall('XCLAIM', stream_key(known.priority, known.tenant), GROUP, worker, 0, known.entry, 'JUSTID')
+      local f = redis.call('HMGET', job_key(id), 'priority', 'tenant')
+      redis.pcall('XCLAIM', stream_key(f[1], f[2]), GROUP, worker, 0, known.entry, 'JUSTID')
       grant(id, known)
     end
   end
