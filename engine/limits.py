@@ -3,8 +3,8 @@
     given                    fitted
     num_kv_blocks 8          max_num_seqs 8, not 128: each slot needs a block
     max_num_seqs 1000        max_num_batched_tokens 1000, not 512: each slot needs a token a step
-    num_kv_blocks 8          max_model_len 128, whatever the model can take: no sequence outgrows the pool
-    max_model_len 10         block_size 10, not 16: each block can be full
+    num_kv_blocks 8          max_model_len 64, whatever the model can take: no sequence outgrows the pool
+    max_model_len 5          block_size 5, not 8: each block can be full
 
 Options that contradict each other, the model or the memory are refused, with the nearest settings that work. Each
 setting that is named has been tried: with it, everything else stays as it was given and nothing is refused. What is
@@ -22,8 +22,8 @@ from protocol import ModelUnavailable, OptionRefused
 
 SLOTS = 128
 BUDGET = 512
-BLOCK_SIZE = 16
-"""Tokens of a block where nobody says. Of 32, twice as much KV would lie unused (see `bench/NOTES.md`)."""
+BLOCK_SIZE = 8
+"""Tokens of a block where neither user nor device say. Of 16, twice as much KV lies unused (`bench/NOTES.md`)."""
 _LEAST = {
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,

@@ -94,7 +94,7 @@ def worker(
         int | None,
         typer.Option(
             min=1,
-            help="Tokens a KV block holds; with FlashAttention 2, on a GPU, multiples of 256. [default: 16]",
+            help="Tokens a KV block holds; on a GPU 16, with FlashAttention 2 multiples of 256. [default: 8]",
             rich_help_panel=ENGINE,
         ),
     ] = None,

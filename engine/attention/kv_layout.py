@@ -19,8 +19,10 @@ class KVLayout:
     token_major: bool = False
     block_multiple: int = 1
     """A block's tokens must be a multiple of it."""
+    fewest_tokens: int = BLOCK_SIZE
+    """Those of a block below which it reads slower."""
 
     @property
     def usual_block_size(self) -> int:
-        """Tokens of a block where nobody says: the fewest that suit."""
-        return -(-BLOCK_SIZE // self.block_multiple) * self.block_multiple
+        """Tokens of a block where nobody says."""
+        return -(-self.fewest_tokens // self.block_multiple) * self.block_multiple

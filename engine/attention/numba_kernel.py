@@ -10,8 +10,8 @@ by page, one softmax (online over the stretches: Milakov and Gimelshein 2018), v
 widened to float32 once for all queries. Where a sequence is cut into several pieces their sums are joined
 (flash-decoding).
 
-The next page is asked for while one is computed, a few lines a query: pages lie in no order, so the processor cannot
-guess them. All lines at once wait for each other, which left two thirds of the gain (bench/NOTES.md).
+The page _AHEAD tokens later is asked for while one is computed, a few lines a query: pages lie in no order, so the
+processor cannot guess them. All lines at once wait for each other: that left two thirds of the gain (bench/NOTES.md).
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ _ALONE: dict[str, Any] = {"fastmath": _FAST, "no_cpython_wrapper": True, "no_cfu
 _INLINE: dict[str, Any] = {**_ALONE, "forceinline": True}
 _STRETCH = 128
 """Tokens of one softmax."""
+_AHEAD = 32
+"""Tokens between what is computed and what is asked for, at least a page: a page of 8 is computed before the next has
+come from memory.
+"""
 _LINE = 16
 """Numbers of a cache line; of narrower ones more, then a line is asked for twice."""
 _ZERO = np.float32(0)
@@ -228,23 +232,26 @@ def _score(
     piece, h, table, first, end, window, stretch, wide = step
     scaled, weights, _, buffer, _, _, _ = scratch
     page_size, queries = shape[2] * shape[3], piece[ROWS] * group
-    share = (page_size + queries - 1) // queries
+    share, ahead = (page_size + queries - 1) // queries, max(1, _AHEAD // shape[2])
     for page in range(first, end):
         begin, _ = _seen(piece, 0, page, window, shape[2])
         _, stop = _seen(piece, piece[ROWS] - 1, page, window, shape[2])
         here = (table[page] * shape[1] + h) * page_size
         numbers, k = _page(keys, scales, (here, begin, stop, shape[3], shape[2], buffer, dim))
-        coming = (table[page + 1 if page + 1 < end else first] * shape[1] + h) * page_size
-        for q in range(queries):
-            if page + 1 < end:
-                _fetch(keys, coming, page_size, q, share)
-            else:
-                _fetch(values, coming, page_size, q, share)
-            begin, stop = _seen(piece, q // group, page, window, shape[2])
-            w = q * stretch + (page - first) * wide
-            for t in range(0, wide, 8):
-                scores = products_with_eight(scaled, q * dim, numbers, k + t * dim, dim)
-                put(weights, w + t, shown(scores, t, begin, stop))
+        later = page + ahead
+        coming = table[later if later < end else min(first + later - end, end - 1)]
+        coming = (coming * shape[1] + h) * page_size
+        for r in range(piece[ROWS]):
+            begin, stop = _seen(piece, r, page, window, shape[2])
+            for q in range(r * group, (r + 1) * group):
+                if later < end:
+                    _fetch(keys, coming, page_size, q, share)
+                else:
+                    _fetch(values, coming, page_size, q, share)
+                w = q * stretch + (page - first) * wide
+                for t in range(0, wide, 8):
+                    scores = products_with_eight(scaled, q * dim, numbers, k + t * dim, dim)
+                    put(weights, w + t, shown(scores, t, begin, stop))
 
 
 @numba.njit(**_INLINE)  # type: ignore[untyped-decorator]
@@ -271,27 +278,29 @@ def _weigh(queries: Any, count: Any, stretch: Any, scratch: Any) -> None:
 def _add(
     values: Any, keys: Any, scales: Any, shape: Any, step: Any, scratch: Any, group: Any, dim: Any
 ) -> None:
-    """Add a stretch's weighted values, page by page. The first page of the next stretch's keys comes after."""
+    """Add a stretch's weighted values, page by page. The first pages of the next stretch's keys come after."""
     piece, h, table, first, end, window, stretch, wide = step
     _, weights, acc, buffer, _, _, shrink = scratch
     page_size, queries = shape[2] * shape[3], piece[ROWS] * group
-    share = (page_size + queries - 1) // queries
+    share, ahead = (page_size + queries - 1) // queries, max(1, _AHEAD // shape[2])
     for page in range(first, end):
         begin, _ = _seen(piece, 0, page, window, shape[2])
         _, stop = _seen(piece, piece[ROWS] - 1, page, window, shape[2])
         here = (table[page] * shape[1] + h) * page_size
         numbers, v = _page(values, scales, (here, begin, stop, shape[3], shape[2], buffer, dim))
-        coming = (table[min(page + 1, piece[END] - 1)] * shape[1] + h) * page_size
-        for q in range(queries):
-            if page + 1 < end:
-                _fetch(values, coming, page_size, q, share)
-            else:
-                _fetch(keys, coming, page_size, q, share)
-            begin, stop = _seen(piece, q // group, page, window, shape[2])
-            w = q * stretch + (page - first) * wide
-            scale = shrink[q] if page == first else np.float32(1)
+        later = page + ahead
+        coming = (table[min(later, piece[END] - 1)] * shape[1] + h) * page_size
+        for r in range(piece[ROWS]):
+            begin, stop = _seen(piece, r, page, window, shape[2])
             count = max(0, stop - begin)
-            add_weighted(acc, q * dim, scale, numbers, v + begin * dim, weights, w + begin, count, dim)
+            for q in range(r * group, (r + 1) * group):
+                if later < end:
+                    _fetch(values, coming, page_size, q, share)
+                else:
+                    _fetch(keys, coming, page_size, q, share)
+                scale = shrink[q] if page == first else np.float32(1)
+                w = q * stretch + (page - first) * wide + begin
+                add_weighted(acc, q * dim, scale, numbers, v + begin * dim, weights, w, count, dim)
 
 
 @numba.njit(**_INLINE)  # type: ignore[untyped-decorator]

@@ -95,7 +95,8 @@ class VarlenBackend:
             active: the FlashAttention that torch has been told to use, such as `FA3`; None: its own, version 2.
         """
         self.name = f"varlen ({active or 'FA2'})"
-        self.kv_layout = KVLayout(token_major=True, block_multiple=1 if active else FLASH2_BLOCK_MULTIPLE)
+        multiple = 1 if active else FLASH2_BLOCK_MULTIPLE
+        self.kv_layout = KVLayout(token_major=True, block_multiple=multiple, fewest_tokens=16)
         self.replayable = True
         self._attention = attention
         self._wants_key_starts = active is None

@@ -90,8 +90,8 @@ def test_what_is_not_given_is_fitted_to_what_is(asked: dict[str, Any], fitted: d
         ),
         (
             {"max_model_len": 300, "num_kv_blocks": 8},
-            "max_model_len 300 is more than the KV pool holds: 128 tokens in 8 blocks (num_kv_blocks) of 16 "
-            "(block_size): give num_kv_blocks 19, or max_model_len 128",
+            "max_model_len 300 is more than the KV pool holds: 64 tokens in 8 blocks (num_kv_blocks) of 8 "
+            "(block_size): give num_kv_blocks 38, or max_model_len 64",
         ),
         (
             {"max_model_len": 16, "block_size": 64},
@@ -259,10 +259,11 @@ def test_no_memory_at_all() -> None:
         resolve(Given(), ground(free=1000))
 
 
-def test_blocks_of_16_tokens_where_nobody_says() -> None:
+def test_blocks_of_8_tokens_where_nobody_says() -> None:
     told = Ground(context=1024, token_bytes=TOKEN, free=1000 * MIB, share=0.5)
-    assert resolve(Given(num_kv_blocks=8), told) == Limits(8, 512, 128, 16, 8)
-    assert KVLayout().usual_block_size == 16
+    assert resolve(Given(num_kv_blocks=8), told) == Limits(8, 512, 64, 8, 8)
+    assert KVLayout().usual_block_size == 8
+    assert KVLayout(fewest_tokens=16).usual_block_size == 16
     assert KVLayout(block_multiple=256).usual_block_size == 256
 
 
@@ -343,7 +344,7 @@ def grounds(draw: st.DrawFn) -> Ground:
         free=draw(st.integers(1, 2000).map(lambda tokens: tokens * token_bytes) | st.integers(0, 1 << 34)),
         share=draw(st.sampled_from([0.5, 0.9])),
         cap=draw(st.none() | st.integers(1, 1 << 32)),
-        usual_block_size=max(16, multiple),
+        usual_block_size=max(draw(st.sampled_from([8, 16])), multiple),
         block_multiple=multiple,
     )
 

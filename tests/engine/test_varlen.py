@@ -13,7 +13,6 @@ from engine.attention import choose_backend
 from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend, find_varlen, fits
 from engine.kv_store import KVShape, KVStore
-from engine.limits import BLOCK_SIZE
 from tests.engine.test_attention import DECODES, HEADS, MIXED, Case, make_case, run, written_out
 from tests.engine.varlen_by_hand import varlen_by_hand
 
@@ -102,7 +101,7 @@ def test_newer_kernels_refuse_key_starts_and_take_any_block_size() -> None:
     newer = VarlenBackend(without_starts, "FA3")
     run(newer, token_major(make_case(DECODES, 8, torch.float32)))
     assert newer.kv_layout.block_multiple == 1
-    assert newer.kv_layout.usual_block_size == BLOCK_SIZE
+    assert newer.kv_layout.usual_block_size == 16
 
 
 def test_flash_attention_2_reads_blocks_of_256_tokens() -> None:
