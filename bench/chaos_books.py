@@ -75,12 +75,19 @@ def judge(account: Account) -> list[Fault]:
     """Everything that is wrong with one job."""
     faults = _end_faults(account)
     for stream in account.streams:
+        if _needs_no_log(account, stream):
+            continue
         faults += _order_faults(stream)
         if account.result is not None:
             faults += _text_faults(stream, account.result)
     if account.result is not None:
         faults += _result_faults(account, account.result)
     return faults
+
+
+def _needs_no_log(account: Account, stream: Stream) -> bool:
+    """Whether this is the log of a job that nobody streams and that ended before anything of it was logged."""
+    return stream.watch == "log" and not account.plan.job.stream and not stream.events
 
 
 def _end_faults(account: Account) -> list[Fault]:

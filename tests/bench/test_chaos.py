@@ -107,6 +107,13 @@ def test_a_torn_stream_is_found() -> None:
     assert kinds(account(streams=[hanging])) == {"torn"}
 
 
+@pytest.mark.parametrize(("stream", "found"), [(True, {"torn"}), (False, set())])
+def test_only_a_job_that_nobody_streams_may_have_no_log(stream: bool, found: set[str]) -> None:
+    plan = Plan(Job(id="j", prompt="a b c", stream=stream))
+    assert kinds(account(plan=plan, streams=[Stream("j", "log", is_whole=True)])) == found
+    assert kinds(account(plan=plan, streams=[Stream("j", "log", events()[:2], is_whole=True)])) == {"torn"}
+
+
 def test_who_left_has_seen_the_beginning() -> None:
     said = events()
     left = Stream("j", "leaves", said[:2])
