@@ -5,7 +5,7 @@
               '------------------ log-probabilities (rows that ask) -----'
 
 `sampler` has the one entry, `launch`, and `sample` for those who wait; `rules` what a choice keeps and `adjust` what
-that does to logits; `draw` temperature, filters and the place in the distribution; `ranking` the largest logits
+that does to logits; `draw` temperature, `filters` and the `race` of what they leave; `ranking` the largest logits
 without a sort; `logprobs` what is told; `transfer` between host and device.
 """
 

@@ -1,8 +1,7 @@
 """One token a row out of the distribution that temperature and filters leave.
 
-Each row has one uniform number (see `philox`) and takes the token at that place of its cumulative distribution. No
-generator has a state, so a row's token does not depend on its neighbours. With temperature alone no order is needed:
-the cdf runs over the vocabulary by id. Rows with filters see `filters`.
+The tokens race (see `race`) with noise that depends on what the draw is for alone (see `philox`). No generator has a
+state, so a row's token does not depend on its neighbours. Rows with top_k, top_p or min_p see `filters`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from engine.sampling.distribution import by_id
 from engine.sampling.filters import Rows, draw_filtered, is_filtered
 from engine.sampling.philox import uniform
+from engine.sampling.race import first_of_all, noise_size
 from engine.sampling.rules import Rules
 from engine.sampling.transfer import sent
 from protocol import SamplingParams
@@ -32,19 +32,36 @@ class Draw:
     rules: Rules | None = None
 
 
-def draw(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def noise_for(draws: Sequence[Draw], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """What decides the races of a batch: float64 `[rows, noise_size(vocab_size)]`, 0 where nothing is drawn.
+
+    For all rows at once, since few rows take nearly as long: 0.15 ms for one, 0.35 for 64, 1.1 for 256.
+    """
+    rows = [row for row, each in enumerate(draws) if each.params.temperature > 0]
+    if not rows:
+        return torch.zeros(len(draws), 0, dtype=torch.float64, device=device)
+    numbers = np.zeros((len(draws), noise_size(vocab_size)))
+    drawn = [draws[row] for row in rows]
+    seeds, choices, positions = ([getattr(d, name) for d in drawn] for name in ("seed", "choice", "position"))
+    numbers[rows] = uniform(seeds, choices, positions, numbers.shape[1])
+    return torch.log1p(-sent(numbers, device)).neg_()
+
+
+def draw(
+    logits: torch.Tensor, best: torch.Tensor, noise: torch.Tensor, draws: Sequence[Draw]
+) -> torch.Tensor:
     """Draw one token a row.
 
     Args:
         logits: floating point `[rows, vocab]`, no NaN and no +inf.
         best: `[rows]`, the largest of each row, finite.
+        noise: of `noise_for`, `[rows, noise_size(vocab)]`.
         draws: one a row, each with a temperature above 0.
 
     Returns:
         int64 `[rows]`.
     """
-    place = uniform([d.seed for d in draws], [d.choice for d in draws], [d.position for d in draws])
-    rows = Rows(logits, best, _temperature(draws, logits.device), sent(place, logits.device))
+    rows = Rows(logits, best, _temperature(draws, logits.device), noise)
     token_ids = torch.empty(len(draws), dtype=torch.long, device=logits.device)
     filtered = [row for row, each in enumerate(draws) if is_filtered(each.params)]
     if filtered:
@@ -54,7 +71,7 @@ def draw(logits: torch.Tensor, best: torch.Tensor, draws: Sequence[Draw]) -> tor
     if plain:
         at = sent(plain, logits.device)
         some = rows.of(at)
-        token_ids[at] = by_id(some.scaled().exp_(), some.place)
+        token_ids[at] = first_of_all(some.weights(), some.noise)
     return token_ids
 
 

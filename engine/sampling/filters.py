@@ -1,11 +1,10 @@
 """Draws from what top_k, top_p and min_p keep.
 
-    kept      .50    .30    .15          top_k, then top_p of what top_k left, then min_p of what is likeliest
-    cdf       0     .53    .84   1
-    u = .61            ^ the second      the token that crosses top_p is kept
+    weights   .50    .30    .15    .04   ...   top_k, then top_p of what top_k left, then min_p of what is likeliest
+    kept      .50    .30    .15     0          the token that crosses top_p is kept
 
 The best `CUTS[0]` tokens are ranked, which is exact where they hold all that is kept; other rows rank more. Where
-that is not enough either, what is kept is found without an order, and the cdf runs over it by id.
+that is not enough either, what is kept is found without an order. The race is the same in all cases.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.sampling import ranking
-from engine.sampling.distribution import by_id, first_above, scaled
 from engine.sampling.head import head
+from engine.sampling.race import first_of, first_of_all
 from engine.sampling.transfer import sent
 from protocol import SamplingParams
 
@@ -36,15 +35,26 @@ class Rows:
     """`[rows]`, the largest of each."""
     temperature: torch.Tensor
     """Float32 `[rows]`."""
-    place: torch.Tensor
-    """Float64 `[rows]`: the uniform number."""
+    noise: torch.Tensor
+    """Float64 `[rows, noise_size(vocab)]`: see `race`."""
 
     def of(self, rows: torch.Tensor) -> Rows:
         logits = self.logits if len(rows) == len(self.logits) else self.logits.index_select(0, rows)
-        return Rows(logits, self.best[rows], self.temperature[rows], self.place[rows])
+        return Rows(logits, self.best[rows], self.temperature[rows], self.noise[rows])
 
-    def scaled(self) -> torch.Tensor:
-        return scaled(self.logits, self.best, self.temperature)
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """(logits - best) / temperature, float32: the logarithms of weights, the likeliest token's being 1.
+
+        All of it is at most 0, so no temperature can overflow it.
+
+        Args:
+            logits: `[rows, n]`, all of them or some.
+        """
+        return (logits.float() - self.best.float().unsqueeze(-1)).div_(self.temperature.unsqueeze(-1))
+
+    def weights(self) -> torch.Tensor:
+        """Float32 `[rows, vocab]`, the likeliest token's 1."""
+        return self.scaled(self.logits).exp_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +117,8 @@ def _total(rows: Rows, filters: Filters) -> torch.Tensor:
     total = torch.zeros_like(filters.top_p)
     at = needed.nonzero().squeeze(-1)
     if len(at):
-        weights = rows.of(at).scaled().exp_()
-        total[at] = ranking.bucket_sum(weights).sum(dim=-1, keepdim=True, dtype=torch.float64)
+        buckets = ranking.bucket_sum(rows.of(at).weights())
+        total[at] = buckets.sum(dim=-1, keepdim=True, dtype=torch.float64)
     return total
 
 
@@ -121,11 +131,9 @@ def _by_rank(
         Token ids `[rows]`, and for which rows they are exact: nothing that should be kept can lie beyond.
     """
     vocab_size = rows.logits.shape[1]
-    values, ids = ranking.largest(
-        rows.logits, min(cut + 1, vocab_size)
-    )  # one more, to see a tie at the border
-    n = values.shape[1]
-    x = scaled(values, rows.best, rows.temperature)
+    n = min(cut + 1, vocab_size)  # one more, to see a tie at the border
+    values, ids = ranking.largest(rows.logits, n)
+    x = rows.scaled(values)
     weights = torch.where(torch.arange(n, device=x.device) < filters.top_k, x.double().exp(), 0.0)
     cdf = weights.cumsum(dim=-1)
     mass = torch.where(filters.top_k < vocab_size, cdf[:, -1:], total)
@@ -133,19 +141,18 @@ def _by_rank(
     kept &= (x >= filters.min_x) & (weights > 0)
     kept[:, 0] = True
     last = kept.sum(dim=-1, keepdim=True) - 1
-    chosen = torch.minimum(first_above(cdf, rows.place.unsqueeze(-1) * cdf.gather(1, last)), last)
     # A tie with the last of the n may go on beyond it, and which of the tied ids the n hold would be chance.
     inside = (values.gather(1, last) > values[:, -1:]).squeeze(-1)
-    return ids.gather(1, chosen).squeeze(-1), inside | (n == vocab_size)
+    return first_of(ids, weights.masked_fill_(~kept, 0.0), rows.noise), inside | (n == vocab_size)
 
 
 def _by_id(rows: Rows, filters: Filters) -> torch.Tensor:
     """Look at all tokens. Token ids `[rows]`."""
-    x = rows.scaled()
+    x = rows.scaled(rows.logits)
     weights = x.double().exp()
     if bool((filters.top_k < x.shape[1]).any()):
         weights *= head(x, torch.ones_like(weights), filters.top_k.double())
     if bool(filters.top_p.isfinite().any()):
         weights *= head(x, weights, filters.top_p * weights.sum(dim=-1, keepdim=True))
     weights *= x >= filters.min_x
-    return by_id(weights.float(), rows.place)
+    return first_of_all(weights.float(), rows.noise)

@@ -18,7 +18,7 @@ import torch
 from engine.sampling import logprobs as told
 from engine.sampling import ranking
 from engine.sampling.adjust import apply
-from engine.sampling.draw import Draw, draw
+from engine.sampling.draw import Draw, draw, noise_for
 from engine.sampling.logprobs import Logprobs
 from engine.sampling.transfer import Readback, sent
 from protocol import RequestError
@@ -84,14 +84,15 @@ def launch(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
     verdicts = torch.where(best.isfinite(), _FINE, _INVALID)
     drawn = [row for row, each in enumerate(draws) if each.rules is None and each.params.temperature > 0]
     ruled = [row for row, each in enumerate(draws) if each.rules is not None]
+    noise = noise_for(draws, logits.shape[1], logits.device)
     failures: dict[int, RequestError] = {}
     for rows in ranking.chunks(drawn, logits):
         at = sent(rows, logits.device)
-        token_ids[at] = draw(ranking.take(logits, rows), best[at], [draws[row] for row in rows])
+        token_ids[at] = draw(ranking.take(logits, rows), best[at], noise[at], [draws[row] for row in rows])
     for rows in ranking.chunks(ruled, logits):
         at = sent(rows, logits.device)
         x = logits.index_select(0, at).float()
-        token_ids[at], some, failed = _draw_ruled(x, [draws[row] for row in rows])
+        token_ids[at], some, failed = _draw_ruled(x, noise[at], [draws[row] for row in rows])
         verdicts[at] = torch.where((verdicts[at] == _FINE) & ~some, _NONE_LEFT, verdicts[at])
         failures |= {row: error for row, error in zip(rows, failed, strict=True) if error is not None}
     # A row of NaN may have left any number, and what is drawn is looked up in the next step's embedding.
@@ -102,7 +103,7 @@ def launch(logits: torch.Tensor, draws: Sequence[Draw]) -> Drawn:
 
 
 def _draw_ruled(
-    x: torch.Tensor, draws: Sequence[Draw]
+    x: torch.Tensor, noise: torch.Tensor, draws: Sequence[Draw]
 ) -> tuple[torch.Tensor, torch.Tensor, list[RequestError | None]]:
     """The same for rows with rules, whose logits (float32) may be written over.
 
@@ -114,7 +115,7 @@ def _draw_ruled(
     rows = [row for row, each in enumerate(draws) if each.params.temperature > 0]
     if rows:
         at = sent(rows, x.device)
-        token_ids[at] = draw(ranking.take(x, rows), best[at], [draws[row] for row in rows])
+        token_ids[at] = draw(ranking.take(x, rows), best[at], noise[at], [draws[row] for row in rows])
     return token_ids, best.isfinite(), failed
 
 

@@ -75,6 +75,17 @@ def kept(logits: Sequence[float], params: SamplingParams) -> tuple[dict[int, flo
     return {token_id: weight / mass for token_id, weight in left.items()}, nearest
 
 
+def chi_square(observed: list[int], probabilities: torch.Tensor) -> tuple[float, float]:
+    """Pearson's statistic, and the value that a right sampler exceeds once in about 30,000 runs (Wilson-Hilferty)."""
+    possible = probabilities > 0
+    counts = torch.bincount(torch.tensor(observed), minlength=len(probabilities)).double()
+    assert counts[~possible].sum() == 0
+    counts, expected = counts[possible], probabilities[possible] * len(observed)
+    freedom = len(expected) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 4.0 * (2 / (9 * freedom)) ** 0.5) ** 3
+    return float(((counts - expected) ** 2 / expected).sum()), limit
+
+
 @dataclass
 class Told:
     """What one row of `generate` came to."""

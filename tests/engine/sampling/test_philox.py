@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.sampling import philox
 from engine.sampling.philox import philox4x32, uniform
 
 
@@ -26,7 +27,27 @@ def test_philox_gives_its_authors_known_answers(counter: list[int], key: list[in
 
 
 def test_uniform_numbers_depend_on_each_of_seed_choice_and_position() -> None:
-    numbers = uniform([1, 2, 1, 1, 2**64 - 1, 1 + 2**32], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0])
-    assert len(set(numbers.tolist())) == 6
-    assert ((numbers >= 0) & (numbers < 1)).all()
-    assert uniform([2], [0], [0])[0] == numbers[1]
+    numbers = uniform([1, 2, 1, 1, 2**64 - 1, 1 + 2**32], [0, 0, 1, 0, 0, 0], [0, 0, 0, 1, 0, 0], 5)
+    assert numbers.shape == (6, 5)
+    assert len(set(numbers.ravel().tolist())) == 30
+    assert uniform([2], [0], [0], 200)[0, :5].tolist() == numbers[1].tolist()
+    assert uniform([2], [0], [0], 4)[0].tolist() == numbers[1, :4].tolist()
+
+
+@pytest.mark.parametrize(("word", "number"), [(0, 2.0**-53), (2**32 - 1, 1 - 2.0**-53)])
+def test_no_number_is_0_or_1(word: int, number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either would be infinite noise, or none."""
+    monkeypatch.setattr(philox, "philox4x32", lambda counter, _: np.full_like(counter, word))
+    numbers = uniform([3], [0], [0], 2)
+    assert numbers.tolist() == [[number, number]]
+    noise = -np.log1p(-numbers)
+    assert ((noise > 0) & np.isfinite(noise)).all()
+
+
+def test_uniform_numbers_are_uniform_at_every_place() -> None:
+    """Mean and variance of all of them; the mean of each place over many seeds, and of each seed over its places."""
+    numbers = uniform(range(2000), [0] * 2000, [0] * 2000, 141)
+    assert abs(numbers.mean() - 1 / 2) < 4 * (1 / 12 / numbers.size) ** 0.5
+    assert abs(numbers.var() - 1 / 12) < 4 * (1 / 180 / numbers.size) ** 0.5
+    assert np.abs(numbers.mean(axis=0) - 1 / 2).max() < 5 * (1 / 12 / 2000) ** 0.5
+    assert np.abs(numbers.mean(axis=1) - 1 / 2).max() < 5 * (1 / 12 / 141) ** 0.5
