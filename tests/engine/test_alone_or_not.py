@@ -36,9 +36,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 NEIGHBOURS: dict[str, list[Request]] = {
     "none": [],
     "greedy": [request(f"g{i}", PROMPTS[i], 12) for i in (0, 1, 2, 4)],
-    "sampled": [
-        request(f"s{i}", PROMPTS[i], 9 + i, seed=99 * i, temperature=0.9, top_k=40) for i in (5, 6, 8)
-    ],
+    "sampled": [request(f"s{i}", PROMPTS[i], 9 + i, seed=99 * i, temperature=0.9) for i in (5, 6, 8)],
     "several": [
         Request("n", (tuple(PROMPTS[7]), tuple(PROMPTS[3])), SamplingParams(n=2, ignore_eos=True), 7, (9, 9)),
         request("like", PROMPTS[3], 16, seed=8, temperature=1.1, top_p=0.95, frequency_penalty=0.3),
