@@ -8,8 +8,9 @@ forget                                       once the rows are durable elsewhere
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from broker import calls
 from broker.connection import SOCKET_TIMEOUT_S
@@ -21,13 +22,18 @@ LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2
 """A longer wait on the server would count as a lost connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One ended job. `result` None: it had expired before it was read."""
+class Completion(msgspec.Struct, frozen=True, gc=False):
+    """One ended job. `raw` None: its result had expired before it was read."""
 
     entry: str
     id: str
-    result: Result | None
+    raw: bytes | None
+    """The result as it is stored."""
+
+    @property
+    def result(self) -> Result | None:
+        """The result, checked."""
+        return Result.decode(self.raw) if self.raw is not None else None
 
 
 class Completions:
@@ -54,7 +60,7 @@ class Completions:
         ids = [fields[b"id"].decode() for _, fields in entries]
         raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for job_id in ids])
         return [
-            Completion(entry.decode(), job_id, Result.decode(raw) if raw is not None else None)
+            Completion(entry.decode(), job_id, raw)
             for (entry, _), job_id, raw in zip(entries, ids, raws, strict=True)
         ]
 

@@ -23,9 +23,9 @@ from producer.bulk.intake import Ask
 from producer.bulk.manifest import Manifest
 from producer.bulk.places import Places
 from producer.bulk.progress import Counts, Display, Speed
-from producer.bulk.records import Record
+from producer.bulk.records import Outcome, Record
 from producer.bulk.window import SILENCE_S, Ended, Window
-from protocol import MillstreamError, Result
+from protocol import MillstreamError
 
 BLOCK_S = 0.5
 """How long a step waits for a completion."""
@@ -128,7 +128,7 @@ class Served:
         self.known = False
         """Whether any result has come in this process."""
 
-    def check(self, result: Result) -> None:
+    def check(self, result: Outcome) -> None:
         """Note which model answers.
 
         Raises:

@@ -22,8 +22,9 @@ from broker.epoch import Epoch
 from broker.queue import Queue
 from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
+from producer.bulk.records import Outcome
 from producer.request import SUBMIT_AT_ONCE
-from protocol import TERMINAL_STATES, Result
+from protocol import TERMINAL_STATES
 
 MOST_BYTES = 64 << 20
 """Bytes of input lines in the window: rows of megabytes do not fill the memory."""
@@ -39,7 +40,7 @@ class Ended(msgspec.Struct, frozen=True):
     """A row whose job has ended."""
 
     row: Row
-    result: Result
+    result: Outcome
 
 
 class Window:
@@ -127,7 +128,7 @@ class Window:
         self._completions.end()
 
     def _take(self, completion: Completion) -> Ended | None:
-        if completion.result is None:
+        if completion.raw is None:
             return None  # expired before it was read; the silence that follows finds the row
         ask = self._in_flight.pop(completion.id, None)
         if ask is None:
@@ -135,7 +136,7 @@ class Window:
             return None
         self._bytes -= ask.size
         self._stored.append(completion)
-        return Ended(ask.row, completion.result)
+        return Ended(ask.row, Outcome.decode(completion.raw))
 
     def _may_have_lost(self) -> bool:
         """Whether the server restarted, was replaced or emptied since it was last asked."""
@@ -153,7 +154,7 @@ class Window:
             looks = self._queue.run_all([calls.look(self._queue.keys, job_id) for job_id in batch])
             for job_id, look in zip(batch, looks, strict=True):
                 if look.result is not None:
-                    unheard.append(Completion(_NO_ENTRY, job_id, look.result))
+                    unheard.append(Completion(_NO_ENTRY, job_id, look.result.encode()))
                 elif look.state is None or look.state in TERMINAL_STATES:
                     self._completions.forget([Completion(_NO_ENTRY, job_id, None)])
                     self._waiting[job_id] = self._in_flight.pop(job_id)
