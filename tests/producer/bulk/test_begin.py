@@ -60,6 +60,7 @@ def test_rows_are_asked_again_where_the_change_is_theirs(program: Program, url: 
         assert program(*command, *again, "--chat", "--overwrite").returncode == 2
 
 
+@pytest.mark.long
 def test_another_model_asks_every_row_again(url: str, tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b", "temperature": 0.0}])
     output = tmp_path / "out.jsonl"
@@ -73,7 +74,7 @@ def test_another_model_asks_every_row_again(url: str, tmp_path: Path) -> None:
     assert [row["completion"] for row in read_rows(output)] == ["two", "two"]
 
 
-@pytest.mark.parametrize("change", ["redo_changed", "overwrite"])
+@pytest.mark.parametrize("change", ["redo_changed", pytest.param("overwrite", marks=pytest.mark.long)])
 def test_jobs_of_the_run_whose_place_is_taken_are_not_answered(url: str, tmp_path: Path, change: str) -> None:
     rows = [{"prompt": f"p{number}"} for number in range(4)]
     source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
@@ -103,6 +104,7 @@ def test_jobs_of_the_run_whose_place_is_taken_are_not_answered(url: str, tmp_pat
     queue.close()
 
 
+@pytest.mark.long
 def test_a_kill_while_rows_are_chosen_again_loses_nothing(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +150,7 @@ def test_rows_may_stand_in_the_order_in_which_they_finished(
         assert "nothing to do" in program(*command).stderr
 
 
+@pytest.mark.long
 def test_a_damaged_manifest_is_refused_resumed_or_overwritten(
     program: Program, url: str, tmp_path: Path
 ) -> None:

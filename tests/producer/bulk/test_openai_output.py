@@ -274,3 +274,24 @@ def test_openais_own_types_read_the_files(url: str, tmp_path: Path) -> None:
     for row in errors:
         shared.ErrorObject.model_validate(row["response"]["body"]["error"], strict=True)
         types.BatchError.model_validate(row["error"], strict=True)
+
+
+def test_rows_that_ask_for_something_else_are_errors_in_the_same_shape(
+    program: Program, url: str, tmp_path: Path
+) -> None:
+    """F05. The model that is served answers, whichever a body names or none (m2, m9), as docs/sampling.md says."""
+    with FakeWorker(url, model="m"):
+        program("generate", DATA / "F05.jsonl", "-o", tmp_path / "out.jsonl", "--format", "openai")
+    answers, errors = read_rows(tmp_path / "out.jsonl"), read_rows(tmp_path / "out.errors.jsonl")
+    assert [row["custom_id"] for row in answers] == ["m1", "m2", "m7", "m9", "m11"]
+    said = {
+        "m3": "url /v1/images",
+        "m4": "method GET",
+        "m5": "body.stream",
+        "m6": "url v1/chat",
+        "m8": "takes body.prompt",
+        "m10": "unknown",
+    }
+    for row, (name, words) in zip(errors, said.items(), strict=True):
+        assert (row["custom_id"], row["response"]["status_code"]) == (name, 400)
+        assert words in row["error"]["message"]
