@@ -55,6 +55,7 @@ queue := --threads 1 --rounds 1
 latency := --rounds 1 --max-tokens 16
 accuracy := --rows 2
 bulk := --rows 10000
+plan := --topics 8 --questions 4
 endif
 
 bench: .venv/.installed-test
@@ -63,6 +64,7 @@ bench: .venv/.installed-test
 	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
 	$(BIN)/python -m bench.queue --json $(FIGURES)/queue.json
 	$(BIN)/python -m bench.bulk $(bulk) --json $(FIGURES)/bulk.json
+	$(BIN)/python -m bench.plan $(plan) --json $(FIGURES)/plan.json
 	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
 	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
 	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md

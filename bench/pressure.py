@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
 from bench.workload import Row, default_model, distinct_tokens, load, shared_prefix
 from engine.blocks import BlockPool
@@ -83,15 +84,21 @@ def simulate(
     told: bool = False,
     slots: int = 128,
     budget: int = 512,
+    at_once: int | None = None,
 ) -> Outcome:
-    """Run the rows through the scheduler alone."""
+    """Run the rows through the scheduler alone, which knows at most `at_once` of them, as a worker leases them."""
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), SlotAllocator(slots, policy), budget)
     for idea in without:
         WITHOUT[idea](scheduler)
     params = SamplingParams()
-    for number, row in enumerate(rows):
-        most = row.max_tokens if told else CONTEXT - len(row.prompt_ids)
-        scheduler.add(Request(str(number), (tuple(row.prompt_ids),), params, 0, (most,)))
+    to_come = enumerate(rows)
+
+    def add(count: int | None) -> None:
+        for number, row in islice(to_come, count):
+            most = row.max_tokens if told else CONTEXT - len(row.prompt_ids)
+            scheduler.add(Request(str(number), (tuple(row.prompt_ids),), params, 0, (most,)))
+
+    add(at_once)
     steps = computed = prefilled = most_used = running = 0
     waste = 0.0
     while scheduler.has_work():
@@ -116,6 +123,7 @@ def simulate(
                 sequence.token_ids.append(5)
                 if sequence.num_output_tokens >= rows[int(sequence.id)].max_tokens:
                     scheduler.finish(sequence)
+                    add(1)
     return Outcome(
         num_blocks,
         most_used,

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("offline", "queue_overhead", "latency", "queue", "bulk")
+BENCHMARKS = ("offline", "queue_overhead", "latency", "queue", "bulk", "plan")
 """Names of JSON files; the module `bench.<name>` has a function `tables` that makes Markdown of its figures."""
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

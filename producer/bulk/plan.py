@@ -36,7 +36,7 @@ MOST_BYTES = 32 << 20
 FIRST_ROWS = 2_000
 """Rows put in order before the first is asked; the next time twice as many, and so on: nobody waits for long."""
 BLOCK = 64
-"""Characters by which prefixes are measured: about a KV block of 16 tokens, and less than that is never shared."""
+"""Characters by which prefixes are measured: some 16 tokens, one or two KV blocks."""
 UNLIMITED = 2048
 """Tokens expected of a row without a limit. Many: an output that may become long should not be among the last."""
 
