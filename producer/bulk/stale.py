@@ -17,8 +17,8 @@ _NO_ENTRY = "0-1"
 def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     """Cancel jobs of an earlier process of this run whose lines are no longer in the input; how many.
 
-    Ids are made of run, position and digest (`Requests.job`). Those that ended are left to the window, which forgets
-    them; what is cancelled ends there too.
+    Ids are made of run, position and digest (`Requests.asked`). Those that ended are left to the window, which
+    forgets them; what is cancelled ends there too.
 
     Raises:
         redis.RedisError: the server could not be reached; the next run does it.

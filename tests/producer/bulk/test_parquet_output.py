@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.producer.bulk.orders import write_rows
 from tests.producer.fake_worker import FakeWorker
@@ -94,3 +95,17 @@ def test_a_foreign_parquet_file_is_left_alone(program: Program, tmp_path: Path) 
         refused = program("generate", source, "-o", tmp_path / "out.parquet", *flags)
         assert refused.returncode == 2
     assert (tmp_path / "out.parquet").read_bytes() == before
+
+
+@pytest.mark.long
+def test_hugging_faces_datasets_loads_it(program: Program, url: str, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    for source in ("F12.parquet", "F11.csv"):
+        output = tmp_path / f"{source}.out.parquet"
+        with FakeWorker(url):
+            program("generate", DATA / source, "-o", output)
+        table = pq.read_table(output)
+        loaded = datasets.Dataset.from_parquet(str(output), cache_dir=str(tmp_path / "cache"))
+        assert loaded.column_names == table.schema.names
+        assert loaded["completion"][:] == table["completion"].to_pylist() != []
+        assert str(loaded.features["seed"].dtype) == "uint64"
