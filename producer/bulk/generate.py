@@ -183,16 +183,13 @@ def _answer(
         if order.model is not None and not own_worker:
             with faults_in_one_line(server.url):
                 _check_served(queue, order.model)
-        if resumed:
-            with faults_in_one_line(server.url):
-                cancelled = cancel_stale(queue, manifest.run, places.inputs)
-            if cancelled:
-                screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
-        if manifest.superseded:
-            with faults_in_one_line(server.url):
+        with faults_in_one_line(server.url):
+            if resumed:
+                _cancel_stale(queue, manifest, places, screen)
+            if manifest.superseded:
                 drop_superseded(queue, manifest, own_queues=own_worker)
-            manifest.superseded = []
-            manifest.save(places.manifest)
+                manifest.superseded = []
+                manifest.save(places.manifest)
         model = None if own_worker else order.model
         requests = Requests(manifest.run, order.defaults, model, order.rendering, order.wording)
         window = Window(queue, manifest.run, order.window)
@@ -214,6 +211,11 @@ def _answer(
             stack.callback(worker.stop)
         with faults_in_one_line(server.url):
             _work(run, worker, server, keys, order.patience_s, screen, interrupt)
+
+
+def _cancel_stale(queue: Queue, manifest: Manifest, places: Places, screen: Display) -> None:
+    if cancelled := cancel_stale(queue, manifest.run, places.inputs):
+        screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
 
 
 def _check_served(queue: Queue, model: str) -> None:
