@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from broker import batches
 from broker.queue import Queue
@@ -19,6 +19,7 @@ from producer.batch.webhook import check_url
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
 from producer.bulk.parquet_output import check_parquet
+from producer.bulk.places import Places
 from producer.bulk.wording import Wording
 from producer.refusal import Refused
 from producer.request import build_job
@@ -38,7 +39,7 @@ class Asked:
     rendering: Mapping[str, Any]
     wording: Wording
     id_column: str | None
-    bad_ids: Any
+    bad_ids: Literal["refuse", "rows"]
     model: str | None
     window: int
     plan: bool
@@ -96,7 +97,7 @@ def seconds_of(option: str, text: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _fill(folder: Folder, batch_id: str, asked: Asked) -> Any:
+def _fill(folder: Folder, batch_id: str, asked: Asked) -> Places:
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     folder.path.mkdir(mode=0o700)
     copies = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,10 @@ class Bench:
     def _work(self, **limits: Any) -> None:
         line = rq.Queue(rq_queue_name("default"), connection=self.rq, serializer=JSONSerializer)
         worker = rq.SimpleWorker([line], connection=self.rq, serializer=JSONSerializer)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         worker.work(burst=True, logging_level="WARNING", **limits)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
     def sweep(self) -> None:
         """Look at all batches once."""
