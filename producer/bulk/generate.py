@@ -191,7 +191,9 @@ def _answer(
                 manifest.superseded = []
                 manifest.save(places.manifest)
         model = None if own_worker else order.model
-        requests = Requests(manifest.run, order.defaults, model, order.rendering, order.wording)
+        requests = Requests(
+            manifest.run, order.defaults, model, order.rendering, order.wording, known_as=order.model
+        )
         window = Window(queue, manifest.run, order.window)
         rows = to_do(places.inputs, spool, requests, counts, unusable)
         run = Run(

@@ -19,7 +19,6 @@ MAX_FAULTS = 8
 """Most fields of one body that are named."""
 LONGEST_SHOWN = 60
 READ = frozenset(SamplingParams.model_fields) | RENDERING | {"prompt", "messages", "model"}
-"""`model` is not compared with the one that answers."""
 IDLE = frozenset(
     {
         "metadata",

@@ -97,6 +97,7 @@ class Requests:
         model: str | None,
         rendering: Mapping[str, Any] | None = None,
         wording: Wording = Wording(),
+        known_as: str | None = None,
     ) -> None:
         """
         Args:
@@ -105,10 +106,13 @@ class Requests:
             model: refuse to be answered by a model of another name; None: whatever the queue serves.
             rendering: how the text of rows that do not say it becomes tokens; what is of chats, for chats.
             wording: how columns become a question.
+            known_as: how the command names the model, which the lines of a batch file may do too; another name than
+                this and the served model's own is an error of its line.
         """
         self._run = run
         self._defaults = dict(defaults)
         self._model = model
+        self._known_as = known_as
         self._rendering = dict(rendering or {})
         self._wording = wording if wording != Wording() else None
         self._patterns: dict[str, _Pattern] = {}
@@ -121,7 +125,9 @@ class Requests:
             RequestError: the row cannot be asked; each field is named.
         """
         columns = row.columns if self._wording is None else self._wording.question(row.columns)
-        fields, defaults = _read(columns)
+        fields, defaults, model = _read(columns)
+        if model is None or model == self._known_as:
+            model = self._model
         given, rendering = _set(fields, _SAMPLING), _set(fields, RENDERING)
         prompt, messages = fields.get("prompt"), _without_null_members(fields.get("messages"))
         if row.kind == "typed":
@@ -131,12 +137,12 @@ class Requests:
         question, seed = _short(prompt, messages), given.pop("seed", None)
         if question is None or not _is_seed(seed):
             return Asked.of(
-                self._checked(row, prompt, messages, defaults, _with_seed(given, seed), rendering)
+                self._checked(row, prompt, messages, model, defaults, _with_seed(given, seed), rendering)
             )
-        shape = f"{question.fields.keys()} {given} {rendering} {defaults}"
+        shape = f"{question.fields.keys()} {given} {rendering} {defaults} {model}"
         pattern = self._patterns.get(shape)
         if pattern is None:
-            job = self._checked(row, prompt, messages, defaults, _with_seed(given, seed), rendering)
+            job = self._checked(row, prompt, messages, model, defaults, _with_seed(given, seed), rendering)
             return self._remember(shape, job)
         if seed is None:
             seed = self._defaults["seed"] if "seed" in self._defaults else _seed(row)
@@ -147,6 +153,7 @@ class Requests:
         row: Row,
         prompt: Any,
         messages: Any,
+        model: Any,
         defaults: Mapping[str, Any],
         given: Mapping[str, Any],
         rendering: Mapping[str, Any],
@@ -165,7 +172,7 @@ class Requests:
             sampling,
             self._id(row),
             run=self._run,
-            model=self._model,
+            model=model,
             stream=False,
             **{**usual, **rendering},
         )
@@ -184,10 +191,12 @@ class Requests:
         return f"{self._run}.{row.line}.{row.digest}"
 
 
-def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """Where a row keeps prompt and parameters, and the parameters that hold where it is silent."""
+def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], Any]:
+    """Where a row keeps prompt and parameters, the parameters that hold where it is silent, and the model it names:
+    in a batch file; beside a plain row's prompt `model` is a column like any other.
+    """
     if "prompt" in columns or "messages" in columns:
-        return columns, {}
+        return columns, {}, None
     if "body" not in columns:
         raise _invalid("there is neither prompt nor messages")
     openai.check_endpoint(columns)
@@ -196,7 +205,7 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
         raise _invalid("body is no JSON object")
     if "prompt" not in body and "messages" not in body:
         raise _invalid("body has neither prompt nor messages")
-    return openai.fields_of(body), openai.defaults_of(columns.get("url"), body)
+    return openai.fields_of(body), openai.defaults_of(columns.get("url"), body), body.get("model")
 
 
 def _set(fields: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:

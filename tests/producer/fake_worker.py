@@ -12,11 +12,13 @@ from broker import calls
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
+from engine.requests import check_model
 from protocol import (
     Choice,
     Fingerprint,
     Job,
     JobError,
+    RequestError,
     Result,
     TokenLogprob,
     Usage,
@@ -50,7 +52,7 @@ class FakeWorker:
         answer: Answer = echo,
         *,
         name: str = "fake",
-        model: str = "fake",
+        model: str = "m",
     ) -> None:
         self.answered: list[str] = []
         self._queue = Queue(connect(url), Keys(queue))
@@ -89,7 +91,10 @@ class FakeWorker:
     def _end(self, lease: calls.Lease) -> None:
         job = Job.decode(lease.payload)
         try:
+            check_model(job, self._model)
             text = self._answer(job)
+        except RequestError as error:
+            self._fail(job, lease, error.message, error.code)
         except Failure as failure:
             self._fail(job, lease, str(failure))
         else:
@@ -135,12 +140,12 @@ class FakeWorker:
             )
         )
 
-    def _fail(self, job: Job, lease: calls.Lease, message: str) -> None:
-        error = encode_terminal(job.id, 1, lease.attempt, "error", "engine_error", message)
+    def _fail(self, job: Job, lease: calls.Lease, message: str, code: str = "engine_error") -> None:
+        error = encode_terminal(job.id, 1, lease.attempt, "error", code, message)
         result = Result(
             id=job.id,
             state="failed",
-            error=JobError(code="engine_error", message=message),
+            error=JobError(code=code, message=message),
             attempt=lease.attempt,
             model=self._model,
         )

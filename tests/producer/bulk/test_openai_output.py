@@ -259,7 +259,7 @@ def test_openais_own_types_read_the_files(url: str, tmp_path: Path) -> None:
         kind = kinds.get(name, types.Completion)
         read = kind.model_validate_json(json.dumps(response["body"]), strict=True)
         assert [one.index for one in read.choices] == list(range(len(read.choices)))
-        assert read.model == "fake"
+        assert read.model == "m"
         assert read.usage.total_tokens == read.usage.prompt_tokens + read.usage.completion_tokens
     assert {name: len(response["body"]["choices"]) for name, response in replies.items()} == {
         "plain": 1,
@@ -279,11 +279,13 @@ def test_openais_own_types_read_the_files(url: str, tmp_path: Path) -> None:
 def test_rows_that_ask_for_something_else_are_errors_in_the_same_shape(
     program: Program, url: str, tmp_path: Path
 ) -> None:
-    """F05. The model that is served answers, whichever a body names or none (m2, m9), as docs/sampling.md says."""
+    """F05. Where a body names no model (m9), the one that is served answers."""
     with FakeWorker(url, model="m"):
         program("generate", DATA / "F05.jsonl", "-o", tmp_path / "out.jsonl", "--format", "openai")
     answers, errors = read_rows(tmp_path / "out.jsonl"), read_rows(tmp_path / "out.errors.jsonl")
-    assert [row["custom_id"] for row in answers] == ["m1", "m2", "m7", "m9", "m11"]
+    assert [row["custom_id"] for row in answers] == ["m1", "m7", "m9", "m11"]
+    other = errors.pop(0)
+    assert (other["custom_id"], other["error"]["code"]) == ("m2", "model_not_found")
     said = {
         "m3": "url /v1/images",
         "m4": "method GET",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from producer.bulk import requests as module
 from producer.bulk.intake import ask
-from producer.bulk.lines import BadRow, Kind, Line
+from producer.bulk.lines import BadRow, Kind, Line, Row
 from producer.bulk.requests import Requests
 from producer.bulk.wording import Wording
 from protocol import Job
@@ -110,3 +110,16 @@ def test_jobs_near_a_limit_are_no_pattern() -> None:
     requests = Requests("run", {"n": 128, "max_tokens": 50_000}, None)
     assert isinstance(job_of({"prompt": "a"}, "json", 1, requests), Job)
     assert requests._patterns == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "asked"), [(None, None), ("as --model says", None), ("another", "another")]
+)
+def test_a_batch_line_may_name_the_model_as_the_command_does(named: str | None, asked: str | None) -> None:
+    requests = Requests("run", {}, None, known_as="as --model says")
+    for number in range(2):  # the second by the first one's pattern
+        body = {"model": named, "prompt": f"p{number}"}
+        found = requests.asked(Row(1, "0" * 16, {"custom_id": "a", "body": body}))
+        assert found.job.model == asked
+    beside = requests.asked(Row(2, "0" * 16, {"prompt": "p", "model": "a column"}))
+    assert beside.job.model is None
