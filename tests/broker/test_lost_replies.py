@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import broker
-from broker import calls, dead_letters
+from broker import batches, calls, dead_letters
 from broker.calls import Handback, Submitted
 from broker.connection import connect, connect_async
 from broker.keys import Keys
@@ -203,6 +203,30 @@ def pause_ends(queue: Queue) -> Call[Any]:
     return calls.pause(KEYS, False)
 
 
+BATCH = {"input": "in.jsonl", "folder": "b"}
+
+
+def batch(queue: Queue) -> str:
+    """A batch that its first slice works on."""
+    queue.run(batches.submit(KEYS, "b", 3600, BATCH))
+    return "b"
+
+
+def batch_advance(queue: Queue) -> Call[Any]:
+    return batches.advance(KEYS, batch(queue), 1, "me", "validating", "in_progress", total=7)
+
+
+def batch_advance_by_another(queue: Queue) -> Call[Any]:
+    queue.run(batch_advance(queue))
+    return batches.advance(KEYS, "b", 1, "somebody else", "*", "failed")
+
+
+def batch_note_past_its_window(queue: Queue) -> Call[Any]:
+    queue.run(batch_advance(queue))
+    queue.client.hset(KEYS.batch("b"), "expires_at", 1)
+    return batches.note(KEYS, "b", 2, (1, 2))
+
+
 CASES = [
     # Both say that the queue has the job.
     Case("submit", "new", submit, told=Submitted("same", "queued")),
@@ -244,6 +268,14 @@ CASES = [
         lambda queue: dead_letters.dead_purge(KEYS, (dead_letter(queue), None)[1]),
         told=0,
     ),
+    # Who registers a batch makes its id, and need not know which of two calls has registered it.
+    Case("batch_submit", "new", lambda _: batches.submit(KEYS, "b", 3600, BATCH), told=False),
+    Case("batch_advance", "a slice ends", batch_advance),
+    Case("batch_advance", "a slice that was replaced", batch_advance_by_another),
+    Case("batch_note", "under way", lambda queue: batches.note(KEYS, batch(queue), 1, (1, 2))),
+    Case("batch_note", "past its window", batch_note_past_its_window),
+    Case("batch_cancel", "under way", lambda queue: batches.cancel(KEYS, batch(queue))),
+    Case("batch_cancel", "unknown", lambda _: batches.cancel(KEYS, "nobody")),
     Case("pause", "begins", lambda _: calls.pause(KEYS, True)),
     Case("pause", "ends", pause_ends),
     Case("limits", "set", lambda _: calls.limits(KEYS, 10, 1000)),
@@ -316,7 +348,7 @@ def without_times(value: Any) -> Any:
     """As text, with the server's clock and what is numbered by it (entries of streams) made equal."""
     text = repr(value)
     text = re.sub(r"\b1\d{12}(\.0)?(-\d+)?\b", "TIME", text)  # milliseconds, stream ids
-    text = re.sub(r"\b1\d{9}\.\d+", "TIME", text)
+    text = re.sub(r"\b1\d{9}(\.\d+)?\b", "TIME", text)  # seconds
     return re.sub(r"(next_ms|age_ms)=(\d+|None)", r"\1=SOON", text)
 
 
