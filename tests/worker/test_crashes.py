@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker import calls
+from broker.calls import Handback
 from broker.queue import Queue
 from tests.servers import RealServer
 from tests.worker.harness import (
@@ -97,6 +98,21 @@ def test_a_job_that_kills_its_process_is_convicted_and_its_neighbours_are_not(
     assert letter[b"id"] == b"bad"
     assert b"BOOM" in letter[b"raw"]
     assert worker.process.poll() is None
+    nothing_left(queue)
+
+
+def test_a_worker_killed_while_a_suspect_runs_alone_convicts_nobody(queue: Queue, workers: Workers) -> None:
+    submit(queue, "j", words(20))
+    for number in (1, 2):
+        (lease,) = queue.run(calls.lease(queue.keys, "earlier", number, 1, 30_000)).leases
+        queue.run(calls.release(queue.keys, "earlier", [Handback("j", lease.attempt, crashed=True)]))
+    first = workers.start("--lease", "1").ready()
+    until(lambda: logged(queue, "j") >= 5, "five words")
+    first.kill()
+    second = workers.start("--lease", "1")
+    assert watch(queue, "j")[0] == words(20)
+    assert result(queue, "j").attempt == 4
+    assert [worker.log.count("runs alone") for worker in (first, second)] == [1, 1]
     nothing_left(queue)
 
 
