@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,6 +16,9 @@ from producer.cli import add_verbs, exits
 from worker.cli import worker
 
 _WORKER_MODULES = {"accelerate", "gguf", "numba", "numpy", "safetensors", "torch", "transformers"}
+
+CLOSING_S = 1.0
+"""What an interrupted program may take to close, before it is interrupted again."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,6 +54,8 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # answers hold what no terminal's code page has
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as behind nohup
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         build()(prog_name="millstream")
     except KeyboardInterrupt:
@@ -58,7 +65,19 @@ def main() -> None:
     except Exception as error:
         line, code = _explain(error)
         print(f"millstream: {line}", file=sys.stderr)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     sys.exit(code if _flush() else exits.FAILED)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt, once a second until the program ends.
+
+    One that falls between taking and holding a lock leaves it taken, and what is closed on the way out may wait for
+    it: `watch`, interrupted just as it had subscribed, hung about once in sixty times until it was interrupted again.
+    """
+    signal.signal(signal.SIGALRM, _interrupt)
+    signal.setitimer(signal.ITIMER_REAL, CLOSING_S)
+    raise KeyboardInterrupt
 
 
 def _explain(error: Exception) -> tuple[str, int]:
