@@ -58,6 +58,8 @@ class ModelProcess:
         self._unwritten: list[bytes] = []
         self._heard: asyncio.Queue[bytes | None] = asyncio.Queue(FRAMES_AHEAD)
         self._listening = asyncio.create_task(self._listen())
+        self._last_words: list[bytes | None] = []
+        """What came behind the last steps, told once these are: the pipe's end may lie behind it in `_heard`."""
         self.fingerprint = Fingerprint(name="")
         self.slots = 0
 
@@ -136,6 +138,8 @@ class ModelProcess:
             ModelCrashed: the process ended, or said nothing for too long and was killed.
             DeviceLost: it ended itself, since its device fails again and again.
         """
+        if self._last_words:
+            raise await self._end(self._last_words.pop())
         next_frame = asyncio.ensure_future(self._heard.get())
         silent_s, listen_s = 0.0, min(timeout_s / 4, LISTEN_S)
         listening_since = time.monotonic()
@@ -159,7 +163,7 @@ class ModelProcess:
             body = self._heard.get_nowait()
         if not steps:
             raise await self._end(body)
-        self._heard.put_nowait(body)  # the last word, for the next time: nothing follows it
+        self._last_words.append(body)
         return steps
 
     async def _end(self, last_word: bytes | None) -> Exception:

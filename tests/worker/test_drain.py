@@ -228,7 +228,7 @@ def test_signals_while_nobody_answers_at_the_start(workers: Workers) -> None:
 @pytest.mark.long
 def test_another_worker_goes_on_at_once(queue: Queue, workers: Workers) -> None:
     first = workers.start("--grace", "0.5").ready()
-    submit(queue, "j", words(60))
+    submit(queue, "j", words(300))
     until(lambda: logged(queue, "j") >= 3, "started")
     workers.start().ready()
     first.signal(signal.SIGINT)
@@ -236,4 +236,4 @@ def test_another_worker_goes_on_at_once(queue: Queue, workers: Workers) -> None:
     began = time.monotonic()
     until(lambda: queue.run(calls.look(queue.keys, "j")).attempt == 2, "taken over")
     assert time.monotonic() - began < 1, "not when the lease of 30 s lapses"
-    assert ended(queue, "j").text == words(60)
+    assert ended(queue, "j").text == words(300)

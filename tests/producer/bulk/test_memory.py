@@ -38,7 +38,7 @@ def workers(program: list[str], environment: dict[str, str]) -> Iterator[None]:
 def write_batch_file(path: Path) -> None:
     with path.open("w") as file:
         for number in range(ROWS):
-            body = {"model": "m", "prompt": f"row {number} " + "x" * 80, "max_tokens": 4}
+            body = {"model": "dry-run:echo", "prompt": f"row {number} " + "x" * 80, "max_tokens": 4}
             line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
             file.write(json.dumps(line) + "\n")
 
