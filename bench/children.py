@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engines import ENGINES, Loading, to_json
+from bench.engines import ENGINES, to_json
 from bench.workload import Row, Task
 
 ROOT = Path(__file__).parents[1]
@@ -134,14 +134,13 @@ def _value(text: str) -> Any:
 def run(
     engine: str, model: Model, warm: list[Row], tasks: list[Task], place: Place, slots: int = 128
 ) -> dict[str, Any]:
-    """Measure an engine; see `bench.engines.measure` for what comes back, `versions` and `note` beside it.
+    """Measure an engine; `bench.engines.measure` says what comes back; `versions`, `note` and `kv_dtype` beside it.
 
     Raises:
         NotMeasured: it is not installed there, or failed.
     """
     kind = ENGINES[engine]
-    options = dict(place.options) if engine == "millstream" else {}
-    loading = Loading(str(model.weights(kind.weights)), model.dtype, slots, options)
+    loading = kind.loading(str(model.weights(kind.weights)), model.dtype, slots, place.options)
     with tempfile.TemporaryDirectory() as folder:
         spec, result = Path(folder) / "spec.json", Path(folder) / "result.json"
         spec.write_text(to_json(engine, loading, warm, tasks))

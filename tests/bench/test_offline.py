@@ -15,8 +15,9 @@ from transformers import LlamaForCausalLM
 from bench import children, engines, offline
 from bench.children import Model, NotMeasured, Place
 from bench.engines import Answered, Engine, Loading
+from bench.gemm_limit import Products
 from bench.workload import Row, Task
-from tests.bench.doubles import Words
+from tests.bench.doubles import Words, engine_figures, task
 from tests.models import save_tiny, tiny_config
 
 ROWS = [Row([5, 6, 7 + number], 3 + number) for number in range(5)]
@@ -95,6 +96,42 @@ def test_flags_say_where_engines_are_and_what_ours_is_loaded_with() -> None:
     for wrong in ("vllm", "nobody=python3"):
         with pytest.raises(SystemExit, match="--python"):
             children.place_of(Namespace(python=[wrong], option=[]))
+
+
+def test_what_keeps_kv_in_what() -> None:
+    def kept(name: str, **options: Any) -> str:
+        engine = engines.ENGINES[name]
+        return engine.kv_kept(engine.loading("a model", "float32", 128, options))
+
+    assert (kept("millstream"), kept("millstream", kv_dtype="int8")) == ("float32", "int8")
+    assert kept("millstream-kv16") == kept("millstream-kv16", kv_dtype="int8") == "bfloat16"
+    assert (kept("openvino"), kept("vllm"), kept("vllm", kv_dtype="int8")) == ("8 bits", "float32", "float32")
+    loading = engines.ENGINES["millstream-kv16"].loading("a model", "float32", 8, {"block_size": 16})
+    assert loading == Loading("a model", "float32", 8, {"block_size": 16, "kv_dtype": "bfloat16"})
+
+
+def test_each_of_ours_has_a_limit_of_its_own_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = {"millstream": [[8, 1]] * 4, "millstream-kv16": [[8, 1]] * 2}
+
+    def run(name: str, *_: object) -> dict[str, Any]:
+        one = task(1, 2.0, 10, kv_tokens_allocated=10, steps=steps.get(name, []))
+        return engine_figures({"gsm8k-1": one}, 1.0, "", "", "some dtype")
+
+    monkeypatch.setattr(children, "run", run)
+    monkeypatch.setattr(offline, "_products", lambda *_: Products([8], [0.1], [0.1]))
+    monkeypatch.setattr(Model, "tokenizer", lambda _: Words())
+    names = [flag for name in ("millstream", "openvino", "millstream-kv16") for flag in ("--engine", name)]
+    model = ("--model", str(tmp_path), "--dtype", "float32", "--shared", "0", "--concurrency", "1")
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["offline", *model, *names, "--json", str(file)])
+    assert offline.main() == 0
+    limits = json.loads(file.read_text())["limits"]
+    assert {name: limits[name]["gsm8k-1"]["same_steps"] for name in limits} == pytest.approx(
+        {"millstream": 0.8, "millstream-kv16": 0.4}
+    )
+    assert "| millstream-kv16 | some dtype | 1 | 5.0 | 25.0 | 20% |" in capsys.readouterr().out
 
 
 def test_no_prompt_of_a_task_is_known_from_another() -> None:
