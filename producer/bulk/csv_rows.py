@@ -16,8 +16,11 @@ from producer.bulk.lines import LONGEST_LINE, BadRow, Line
 from producer.refusal import Refused
 
 
-def read_csv(file: BinaryIO, name: str) -> Iterator[Line | BadRow]:
+def read_csv(file: BinaryIO, name: str, after: int = 0) -> Iterator[Line | BadRow]:
     """The rows of a CSV file in UTF-8, a header first; numbers are those of the line where a row begins.
+
+    Args:
+        after: the number of a row: it and those before it are left out.
 
     Raises:
         Refused: the header names no columns, or one twice.
@@ -33,9 +36,10 @@ def read_csv(file: BinaryIO, name: str) -> Iterator[Line | BadRow]:
         except StopIteration:
             return
         except csv.Error as fault:
-            yield _bad(number, "", "invalid_csv", str(fault))
+            if number > after:
+                yield _bad(number, "", "invalid_csv", str(fault))
             continue
-        if cells:
+        if cells and number > after:
             yield _row(number, header, cells)
 
 

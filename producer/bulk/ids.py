@@ -12,6 +12,8 @@ from itertools import islice, pairwise
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from pydantic import BaseModel
+
 from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, Line, Row, file_and_line, parse, where
 from producer.refusal import Refused
@@ -40,17 +42,16 @@ def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
             looked at.
     """
     first = next(_rows(inputs), None)
-    if first is None or (column is None and not _is_batch(first)):
+    name_column = first and name_column_of(first, column)
+    if name_column is None:
         return
-    name_column = column or "custom_id"
     nameless = 0
 
     def keys() -> Iterator[int]:
         nonlocal nameless
         for row in _rows(inputs):
-            name = row.columns.get(name_column)
-            if isinstance(name, str) and name:
-                yield _key(name)
+            if unnamed(row, name_column) is None:
+                yield _key(row.columns[name_column])
             else:
                 nameless += 1
 
@@ -60,10 +61,28 @@ def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
     seen: dict[str, int] = {}
     for row in _rows(inputs):
         name = row.columns.get(name_column)
-        if not isinstance(name, str) or not name:
-            yield BadId(row, f"{name_column} is {_kind(name, name_column in row.columns)}")
+        if (fault := unnamed(row, name_column)) is not None:
+            yield BadId(row, fault)
         elif _key(name) in repeated and (before := seen.setdefault(name, row.line)) != row.line:
-            yield BadId(row, f"{name_column} is that of line {file_and_line(before)[1]} too")
+            yield BadId(row, taken(name_column, before))
+
+
+def name_column_of(first: Row, column: str | None) -> str | None:
+    """Which column holds the names of the rows that begin with this one; None: they need none."""
+    return column or ("custom_id" if _is_batch(first) else None)
+
+
+def unnamed(row: Row, column: str) -> str | None:
+    """What is wrong with a row's name; None: nothing."""
+    name = row.columns.get(column)
+    if isinstance(name, str) and name:
+        return None
+    return f"{column} is {_kind(name, column in row.columns)}"
+
+
+def taken(column: str, before: int) -> str:
+    """What is wrong with a name that the row at another position has too."""
+    return f"{column} is that of line {file_and_line(before)[1]} too"
 
 
 def _rows(inputs: Inputs) -> Iterator[Row]:
@@ -105,16 +124,35 @@ def refuse_bad_ids(inputs: Inputs, column: str | None) -> None:
     Raises:
         Refused: some rows have no name of their own; it lists them.
     """
-    found: list[str] = []
-    more_rows = 0
+    found = BadIds()
     for bad in bad_ids(inputs, column):
-        if len(found) < SHOWN:
-            found.append(f"{where(bad.row.file, file_and_line(bad.row.line)[1])}: {bad.message}")
-        else:
-            more_rows += 1
-    if found:
-        more = f"; and {more_rows:,} more" if more_rows else ""
-        raise Refused(f"{'; '.join(found)}{more}. --bad-ids rows makes these rows errors and runs the others")
+        found.take(bad.row, bad.message)
+    found.refuse()
+
+
+class BadIds(BaseModel):
+    """Rows that stop a run, the first of them in words."""
+
+    shown: list[str] = []
+    count: int = 0
+
+    def take(self, row: Row, message: str) -> None:
+        """Count a row in."""
+        self.count += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append(f"{where(row.file, file_and_line(row.line)[1])}: {message}")
+
+    def refuse(self) -> None:
+        """Do nothing where there are none.
+
+        Raises:
+            Refused: there are some; it lists them.
+        """
+        if self.count:
+            more = f"; and {self.count - SHOWN:,} more" if self.count > SHOWN else ""
+            raise Refused(
+                f"{'; '.join(self.shown)}{more}. --bad-ids rows makes these rows errors and runs the others"
+            )
 
 
 def as_errors(inputs: Inputs, column: str | None) -> dict[int, BadRow]:

@@ -23,7 +23,7 @@ from typing import Literal
 from msgspec import structs
 
 from producer.bulk.csv_rows import read_csv
-from producer.bulk.lines import BadRow, Line, count_lines, position, read_lines
+from producer.bulk.lines import BadRow, Line, count_lines, file_and_line, position, read_lines
 from producer.bulk.manifest import FileState
 from producer.bulk.packed import open_unpacked
 from producer.bulk.parquet_rows import MAGIC, count_parquet, read_parquet
@@ -65,17 +65,21 @@ class Inputs:
         names = [one.name for one in self.inputs]
         return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1:,} more"
 
-    def rows(self) -> Iterator[Line | BadRow]:
+    def rows(self, after: int = 0) -> Iterator[Line | BadRow]:
         """Every row that is not blank, in order.
+
+        Args:
+            after: a row's position: it and those before it are left out.
 
         Raises:
             Refused: an input cannot be read as what it is.
         """
         self.torn.clear()
         several = len(self.inputs) > 1
-        for number, one in enumerate(self.inputs):
+        first, line = file_and_line(after)
+        for number, one in enumerate(self.inputs[first:], first):
             start = position(number, 0)
-            for row in self._rows_of(one):
+            for row in self._rows_of(one, line if number == first else 0):
                 if several:
                     row = structs.replace(row, number=start + row.number, file=one.name)
                 yield row
@@ -114,17 +118,17 @@ class Inputs:
             if path.parent == folder:
                 path.unlink(missing_ok=True)
 
-    def _rows_of(self, one: Input) -> Iterator[Line | BadRow]:
+    def _rows_of(self, one: Input, after: int) -> Iterator[Line | BadRow]:
         path = _there(one)
         if one.format == "parquet":
-            yield from read_parquet(path)
+            yield from read_parquet(path, after)
             return
         file, torn = open_unpacked(path)
         with file:
             if one.format == "csv":
-                yield from _without_torn_row(read_csv(file, one.name), torn)
+                yield from _without_torn_row(read_csv(file, one.name, after), torn)
             else:  # half of a JSON object is none, and so a fault of its own
-                yield from read_lines(file)
+                yield from read_lines(file, after)
         if (fault := torn()) is not None:
             self.torn.append(f"{one.name}: {fault}")
 

@@ -100,9 +100,13 @@ class BadRow(msgspec.Struct, frozen=True):
         return file_and_line(self.number)[1]
 
 
-def read_lines(file: BinaryIO) -> Iterator[Line]:
-    """The lines of a JSONL file that are not blank. Files joined with `cat` may bring a byte order mark each."""
-    return (Line(number, raw, too_long) for number, raw, too_long in _read(file))
+def read_lines(file: BinaryIO, after: int = 0) -> Iterator[Line]:
+    """The lines of a JSONL file that are not blank. Files joined with `cat` may bring a byte order mark each.
+
+    Args:
+        after: the number of a line: it and those before it are left out.
+    """
+    return (Line(number, raw, too_long) for number, raw, too_long in _read(file, after))
 
 
 def count_lines(file: BinaryIO) -> int:
@@ -110,8 +114,10 @@ def count_lines(file: BinaryIO) -> int:
     return sum(1 for _ in _read(file))
 
 
-def _read(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
+def _read(file: BinaryIO, after: int = 0) -> Iterator[tuple[int, bytes, bool]]:
     number = 0
+    while number < after and (piece := file.readline(LONGEST_LINE)):
+        number += piece.endswith(b"\n")
     while piece := file.readline(LONGEST_LINE + 1):
         number += 1
         too_long = len(piece) > LONGEST_LINE

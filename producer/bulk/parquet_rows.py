@@ -25,8 +25,11 @@ MAGIC = b"PAR1"
 _ROWS_AT_ONCE = 512
 
 
-def read_parquet(path: Path) -> Iterator[Line | BadRow]:
+def read_parquet(path: Path, after: int = 0) -> Iterator[Line | BadRow]:
     """The rows of a Parquet file; they are numbered from 1.
+
+    Args:
+        after: the number of a row: it and those before it are left out.
 
     Raises:
         Refused: it is damaged, names a column twice, or pyarrow is not installed.
@@ -34,9 +37,12 @@ def read_parquet(path: Path) -> Iterator[Line | BadRow]:
     import pyarrow as pa
 
     file = open_parquet(path)
-    number = 0
+    groups, number = _groups_after(file, after)
     try:
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups):
+            left_out = min(max(after - number, 0), batch.num_rows)
+            number += left_out
+            batch = batch.slice(left_out)
             columns = {
                 name: _as_python(column)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -47,6 +53,17 @@ def read_parquet(path: Path) -> Iterator[Line | BadRow]:
                 yield _row(number, row)
     except (pa.ArrowException, OSError) as error:
         raise Refused(f"{path} is damaged after row {number:,}: {_line_of(error)}") from None
+
+
+def _groups_after(file: Any, after: int) -> tuple[list[int], int]:
+    """The row groups that hold rows after a row, and how many rows stand before them."""
+    before = 0
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if before + rows > after:
+            return list(range(group, file.num_row_groups)), before
+        before += rows
+    return [], before
 
 
 def count_parquet(path: Path) -> int:

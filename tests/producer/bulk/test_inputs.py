@@ -264,6 +264,24 @@ def test_several_inputs_are_one_run(program: Program, url: str, tmp_path: Path) 
     ]
 
 
+def test_from_any_row_on_the_rest_is_the_same(tmp_path: Path) -> None:
+    lines = b'\xef\xbb\xbf{"prompt": 1}\r\n\n{"a"\n  {"b": "\xe2\x80\xa8"}\n\n7'
+    table = b'a,b\n1,"x\ny"\n\n"z" 3,4\n1,2,3\n\xff,1\n9,'
+    (tmp_path / "1.jsonl").write_bytes(lines)
+    (tmp_path / "2.jsonl.gz").write_bytes(gzip.compress(lines)[:-9])
+    (tmp_path / "3.csv").write_bytes(table)
+    (tmp_path / "4.csv.zst").write_bytes(zstandard.compress(table)[:-1])
+    pq.write_table(pa.table({"n": range(1100)}), tmp_path / "5.parquet", row_group_size=600)
+    (tmp_path / "6.jsonl").write_bytes(b"")
+    inputs = find_inputs([str(tmp_path / "*.*")])
+    rows = list(inputs.rows())
+    torn = list(inputs.torn)
+    assert len(torn) == 2
+    for place in [*range(25), 500, 511, 512, 600, 601, 1099, 1100, len(rows) - 2, len(rows) - 1]:
+        assert list(inputs.rows(rows[place].number)) == rows[place + 1 :], place
+        assert inputs.torn == torn[len(torn) - len(inputs.torn) :]
+
+
 def test_positions_do_not_meet() -> None:
     assert position(0, 7) == 7
     assert len({position(file, line) for file in range(50) for line in range(1, 50)}) == 50 * 49
