@@ -56,9 +56,9 @@ class Completions:
         entries = _entries(reply)
         if not entries:
             return []
-        self._after = entries[-1][0].decode()
         ids = [fields[b"id"].decode() for _, fields in entries]
         raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for job_id in ids])
+        self._after = entries[-1][0].decode()
         return [
             Completion(entry.decode(), job_id, raw)
             for (entry, _), job_id, raw in zip(entries, ids, raws, strict=True)

@@ -59,9 +59,10 @@ def run_rows(
     requests = folder.requests(manifest)
     to_do = _to_do(rows, outcomes, requests)
     told = Told()
+    window = Window(queue, manifest.run, order.window)
     run = Run(
         planned(to_do) if order.plan else to_do,
-        Window(queue, manifest.run, order.window),
+        window,
         outcomes,
         Counts(len(rows)),
         told,
@@ -73,6 +74,7 @@ def run_rows(
         if time.monotonic() - noted >= NOTE_EVERY_S:
             noted = time.monotonic()
             if not go_on(told.text):
+                window.leave()
                 return False
     return True
 

@@ -2,7 +2,13 @@
 
     admit -> waiting -- submit --> in flight -- collect --> ended -- forget, once durable -->
                ^                      |
-               '---- the server has lost it
+               '---- the server has lost it, or had no room
+
+Replies are waited for in other threads, while rows are made and stored (waiting for them was half of a run's time):
+
+    caller   collect | store | make rows | submit | collect ...
+    sending          |       |           |  '-- forget, submit, reply --> settled by the next submit
+    reading          |-- completions ------> the next collect
 
 Every step may be repeated after a lost connection: job ids are made of run and row, so nothing runs twice.
 """
@@ -11,7 +17,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from itertools import chain
+from typing import TypeVar
 
 import msgspec
 import redis
@@ -20,11 +28,14 @@ from broker import calls
 from broker.completions import Completion, Completions
 from broker.epoch import Epoch
 from broker.queue import Queue
+from producer.bulk.aside import aside
 from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
 from producer.bulk.records import Outcome
 from producer.request import SUBMIT_AT_ONCE
 from protocol import TERMINAL_STATES
+
+T = TypeVar("T")
 
 MOST_BYTES = 64 << 20
 """Bytes of input lines in the window: rows of megabytes do not fill the memory."""
@@ -43,6 +54,15 @@ class Ended(msgspec.Struct, frozen=True):
     result: Outcome
 
 
+class _Sending(msgspec.Struct, frozen=True):
+    """What was sent, and has no reply yet."""
+
+    asks: dict[str, Ask]
+    stored: list[Completion]
+    taken: Future[int]
+    """How many of the rows were taken, the first ones."""
+
+
 class Window:
     """The window of one run; it owns which rows are where."""
 
@@ -55,7 +75,11 @@ class Window:
         self._in_flight: dict[str, Ask] = {}
         self._early: dict[str, Completion] = {}
         """Ended before they were admitted: an earlier process of this run had them in its window."""
+        self._given: list[Completion] = []
+        """Given out, and not known to be stored."""
         self._stored: list[Completion] = []
+        self._sending: _Sending | None = None
+        self._reading: Future[list[Completion]] | None = None
         self._heard = time.monotonic()
         self._epoch = Epoch(queue)
         self._epoch_seen = float("-inf")
@@ -75,23 +99,39 @@ class Window:
         self._bytes += ask.size
 
     def submit(self) -> bool:
-        """Queue the rows that wait. False: the queue is full, and some still wait.
+        """Send the rows that wait to the queue, once the last ones have their replies. False: not all of these were
+        taken, since the queue is full; they wait again.
 
         Raises:
-            redis.RedisError: the server could not be reached; submit again.
+            redis.RedisError: the server could not be reached the last time; submit again.
         """
-        for batch in _batches(list(self._waiting), SUBMIT_AT_ONCE):
-            jobs = [self._waiting[job_id].asked.args for job_id in batch]
-            try:
-                parts = self._queue.run_all(calls.submit_encoded(self._queue.keys, jobs))
-            except redis.OutOfMemoryError:
-                return False
-            for job_id, answer in zip(batch, chain.from_iterable(parts), strict=True):
-                if answer.outcome == "full":
-                    return False
-                # A conflict is the same row in another version's encoding: run and digest are in the id.
-                self._in_flight[job_id] = self._waiting.pop(job_id)
-        return True
+        took_all = self.settle()
+        if self._waiting or self._stored:
+            asks, self._waiting = self._waiting, {}
+            stored, self._stored = self._stored, []
+            self._in_flight |= asks
+            self._sending = _Sending(asks, stored, aside(lambda: self._send(list(asks.values()), stored)))
+        return took_all
+
+    def settle(self) -> bool:
+        """Wait for the replies to what was sent; as `submit`.
+
+        Raises:
+            redis.RedisError: the server could not be reached; the next `submit` sends all of it again.
+        """
+        if self._sending is None:
+            return True
+        sent, self._sending = self._sending, None
+        taken = 0
+        try:
+            taken = sent.taken.result()
+        except redis.RedisError:
+            self._stored = sent.stored + self._stored
+            raise
+        finally:
+            refused = [job_id for job_id in list(sent.asks)[taken:] if job_id in self._in_flight]
+            self._waiting = {job_id: self._in_flight.pop(job_id) for job_id in refused} | self._waiting
+        return taken == len(sent.asks)
 
     def collect(self, block_s: float) -> list[Ended]:
         """The rows that have ended, waiting at most `block_s` for the first; each is given out once.
@@ -100,32 +140,65 @@ class Window:
             redis.RedisError: the server could not be reached; collect again.
         """
         early = self._in_flight.keys() & self._early.keys()
-        found = self._completions.read(0.0 if early else block_s)
-        found += [self._early.pop(job_id) for job_id in early]
-        if self._may_have_lost():
-            self._completions.rewind()
-            found += self._look_for_lost()
-        elif not found and time.monotonic() - self._heard > SILENCE_S:
-            found = self._look_for_lost()
+        if early:
+            found = [self._early.pop(job_id) for job_id in early]
+        else:
+            found = self._read(block_s)
+            if self._may_have_lost():
+                self._completions.rewind()
+                found += self._look_for_lost()
+            elif not found and time.monotonic() - self._heard > SILENCE_S:
+                found = self._look_for_lost()
         if found:
             self._heard = time.monotonic()
-        return [ended for completion in found if (ended := self._take(completion)) is not None]
+        ended = [one for completion in found if (one := self._take(completion)) is not None]
+        if found and self._in_flight and self._reading is None:
+            self._reading = aside(lambda: self._completions.read(block_s))
+        return ended
 
     def forget_stored(self) -> None:
-        """Delete the jobs given out so far: their rows are durable.
+        """Delete the jobs of the rows given out so far, which are durable, with the next `submit`."""
+        self._stored += self._given
+        self._given.clear()
+
+    def leave(self) -> None:
+        """Delete the jobs of the rows that are durable, and leave the others on the queue.
 
         Raises:
             redis.RedisError: the server could not be reached; nothing is lost, the next call does it.
         """
+        self.settle()
         self._completions.forget(self._stored)
         self._stored.clear()
 
     def end(self) -> None:
-        """Delete what the run still has on the server."""
+        """Delete what the run still has on the server. Raises as `leave`."""
         self._stored += self._early.values()
         self._early.clear()
-        self.forget_stored()
+        self.leave()
         self._completions.end()
+
+    def _send(self, asks: Sequence[Ask], stored: Sequence[Completion]) -> int:
+        """Delete jobs, and submit others; how many of these were taken, the first ones."""
+        self._completions.forget(stored)
+        taken = 0
+        for batch in _batches(asks, SUBMIT_AT_ONCE):
+            jobs = [ask.asked.args for ask in batch]
+            try:
+                parts = self._queue.run_all(calls.submit_encoded(self._queue.keys, jobs))
+            except redis.OutOfMemoryError:
+                break
+            # A conflict is the same row in another version's encoding: run and digest are in the id.
+            outcomes = [answer.outcome for answer in chain.from_iterable(parts)]
+            if "full" in outcomes:
+                return taken + outcomes.index("full")
+            taken += len(batch)
+        return taken
+
+    def _read(self, block_s: float) -> list[Completion]:
+        """The next completions: those of the read that is under way, if one is."""
+        reading, self._reading = self._reading, None
+        return reading.result() if reading is not None else self._completions.read(block_s)
 
     def _take(self, completion: Completion) -> Ended | None:
         if completion.raw is None:
@@ -135,7 +208,7 @@ class Window:
             self._early[completion.id] = completion
             return None
         self._bytes -= ask.size
-        self._stored.append(completion)
+        self._given.append(completion)
         return Ended(ask.row, Outcome.decode(completion.raw))
 
     def _may_have_lost(self) -> bool:
@@ -148,6 +221,7 @@ class Window:
 
     def _look_for_lost(self) -> list[Completion]:
         """Rows whose end was not heard; those whose job is gone are submitted again."""
+        self.settle()
         self._heard = time.monotonic()
         unheard: list[Completion] = []
         for batch in _batches(list(self._in_flight), SUBMIT_AT_ONCE):
@@ -161,5 +235,5 @@ class Window:
         return unheard
 
 
-def _batches(ids: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [ids[start : start + size] for start in range(0, len(ids), size)]
+def _batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

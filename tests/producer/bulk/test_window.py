@@ -41,9 +41,15 @@ def admitted(queue: Queue, count: int) -> Window:
     window = Window(queue, RUN, 100)
     for number in range(count):
         window.admit(Ask(Row(number, "digest", {}), Asked.of(_job(number)), 10))
-    assert window.submit()
+    submit(window)
     assert window.collect(0.01) == []
     return window
+
+
+def submit(window: Window) -> None:
+    """Queue what waits, and wait until it is there."""
+    assert window.submit()
+    assert window.settle()
 
 
 def _job(number: int) -> Job:
@@ -93,7 +99,7 @@ def test_what_the_server_lost_is_submitted_again(
     queue.client.config_set("appendfsync", "always")
     lose(queue, fresh_server)
     window.collect(0.01)
-    assert window.submit()
+    submit(window)
     assert queue.run(calls.look(queue.keys, f"{RUN}.2")).state == "queued"
     end_all(queue, Worker(queue, "another"))
     assert collected(window) == [1, 2]
@@ -118,7 +124,7 @@ def test_a_stream_that_begins_again_further_back_is_read(queue: Queue) -> None:
     assert collected(window) == [0]
     client.flushall()
     assert window.collect(0.01) == []
-    assert window.submit()
+    submit(window)
     client.set(queue.keys.result(f"{RUN}.1"), _result(f"{RUN}.1"), ex=60)
     client.xadd(queue.keys.done(RUN), {"id": f"{RUN}.1", "state": "succeeded"}, id="1-1")
     assert collected(window) == [1]
