@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -186,8 +187,17 @@ def to_piece(delta: Delta) -> Piece:
     )
 
 
+def leave_signals_to_the_parent() -> None:
+    """A service manager sends its SIGTERM to every process of a service. This one goes on, for the parent may want
+    what it is at, and ends with its pipe. By a handler: an ignored signal would be ignored by a compiler it starts too.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+
 def main() -> None:
     """Load the model named in the first frame, then run until the parent is gone."""
+    leave_signals_to_the_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     source = os.fdopen(int(sys.argv[1]), "rb", READ_AT_ONCE)
     sink = os.fdopen(int(sys.argv[2]), "wb")
