@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.attention import Scores, attend_rows
+from engine.attention import Scores, attend_rows, logit_rows
 from engine.fused_ops import Norm, add_normed, gate, normed, split
 from engine.panel_steps import PanelSteps, fit
 
@@ -41,6 +41,8 @@ class FusedLayer(nn.Module):
         self._scores = scores
         self.rotated = True
         """Whether queries and keys are given positions; some layers of some models have none."""
+        self.is_last = False
+        """Whether no attention comes after its own: then a row matters only where its logits are asked for."""
         self._steps: PanelSteps | None = None
 
     @property
@@ -67,12 +69,21 @@ class FusedLayer(nn.Module):
         cos, sin = (part[0] if self.rotated else part[0, :, :0] for part in position_embeddings)
         if self._steps is not None:
             rows = self._steps.before(hidden, cos, sin)
-            return self._steps.after(hidden, attend_rows(self, *rows, self._scores))[None]
+            return self._after(self._steps, hidden, attend_rows(self, *rows, self._scores))[None]
         qkv = self.qkv_proj(normed(hidden, self._input_norm))
         query, key, value = split(qkv, cos, sin, self._head_norms, self._kv_heads, self._head_dim)
         attended = attend_rows(self, query, key, value, self._scores)
         total, inputs = add_normed(hidden, self.o_proj(attended.flatten(1)), self._mlp_norm)
         return total.add_(self.down_proj(gate(self.gate_up_proj(inputs))))[None]
+
+    def _after(self, steps: PanelSteps, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What comes after attention; in the last layer, rows that nobody asks for stay as they were.
+
+        A row of panels is the same in any batch, so none of the others changes by a bit.
+        """
+        if not self.is_last or len(rows := logit_rows(self)) == len(hidden):
+            return steps.after(hidden, attended)
+        return hidden.index_copy(0, rows, steps.after(hidden[rows], attended[rows]))
 
 
 def merged(linears: list[nn.Linear]) -> nn.Linear:

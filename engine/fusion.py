@@ -47,6 +47,7 @@ def fuse_layers(
 
     Args:
         model: in evaluation mode, its linear layers not packed yet.
+        layers: in the order they run.
 
     Returns:
         How many were replaced. Weights that nothing else holds are given up once they are merged.
@@ -63,6 +64,7 @@ def fuse_layers(
         for layer in fit:
             new = _replacement(layer, probed[id(layer.self_attn)], attention, calls, arguments.get(id(layer)))
             if new is not None:
+                new.is_last = layer.self_attn is layers[-1].module
                 model.set_submodule(names[id(layer)], new)
                 _give_up(layer, new, holders)
                 fused += 1

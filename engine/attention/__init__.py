@@ -6,7 +6,16 @@ import torch
 
 from engine.attention.backend import Backend, LayerCall
 from engine.attention.batch import PackedBatch, Span, pack
-from engine.attention.hook import NAME, PagedAttention, Probe, ProbedLayer, Scores, attend_rows, probing
+from engine.attention.hook import (
+    NAME,
+    PagedAttention,
+    Probe,
+    ProbedLayer,
+    Scores,
+    attend_rows,
+    logit_rows,
+    probing,
+)
 from engine.attention.reference import ReferenceBackend
 
 
@@ -36,6 +45,7 @@ __all__ = [
     "Span",
     "attend_rows",
     "choose_backend",
+    "logit_rows",
     "pack",
     "probing",
 ]

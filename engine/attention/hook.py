@@ -37,6 +37,8 @@ class PagedAttention:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.logit_rows = torch.empty(0, dtype=torch.int64)
+        """Of the step: those of its rows whose logits are asked for."""
         self._handle = next(_handles)
         _bound[self._handle] = self
 
@@ -50,6 +52,7 @@ class PagedAttention:
 
     def begin(self, batch: PackedBatch) -> None:
         """Announce the step whose layers come next."""
+        self.logit_rows = batch.logit_rows
         self.backend.plan(batch)
 
 
@@ -162,6 +165,11 @@ def attend_rows(
         scores.sinks,
     )
     return _bound[module.attention_handle].backend.attend(call)
+
+
+def logit_rows(module: Any) -> torch.Tensor:
+    """`[rows]` int64: those of the step that logits are asked for, of a bound module's model."""
+    return _bound[module.attention_handle].logit_rows
 
 
 def _paged_attention(

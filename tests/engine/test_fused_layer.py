@@ -17,6 +17,7 @@ from engine.fused_layer import FusedLayer
 from engine.interface import Chunk
 from engine.loading import load_runner
 from engine.model_runner import ModelRunner
+from engine.panel_steps import PanelSteps
 from engine.weights import Weights, load_weights
 from tests.architectures import BASE
 from tests.models import save_tiny
@@ -120,6 +121,42 @@ def test_layers_of_panels_are_equal_too(
         ]
     )
     assert torch.equal(alone, beside), "a prompt alone has other numbers than one beside others"
+
+
+@pytest.mark.long
+def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks inside a prompt, at its end, decodes, and prompts that want all their logits: not a bit changes."""
+    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    loaded = load_runner(rounded(weights(tmp_path, "LlamaForCausalLM")), **ON_CPU)
+    *others, last = loaded.weights.model.model.layers
+    assert last.is_last
+    assert not any(layer.is_last for layer in others)
+    computed: list[int] = []
+    after = PanelSteps.after
+    monkeypatch.setattr(
+        PanelSteps,
+        "after",
+        lambda steps, hidden, attended: computed.append(len(hidden)) or after(steps, hidden, attended),
+    )
+
+    def steps() -> list[torch.Tensor]:
+        prompt, short, shorter = PROMPTS
+        inside = loaded.runner.forward([Chunk(prompt[:100], 0, TABLES[0], 0)])
+        mixed = [
+            Chunk(prompt[100:], 100, TABLES[0], 1),
+            Chunk(short, 0, TABLES[1], 3),
+            Chunk(shorter, 0, TABLES[2], 1),
+        ]
+        decodes = [Chunk([90 + i], len(ids), TABLES[i], 1) for i, ids in enumerate(PROMPTS)]
+        return [inside, loaded.runner.forward(mixed), loaded.runner.forward(decodes)]
+
+    spared = steps()
+    assert computed == [100, 0, 24, 5, 3, 3]
+    last.is_last = False
+    for got, want in zip(spared, steps(), strict=True):
+        assert torch.equal(got, want)
 
 
 def scaled(module: nn.Module, factor: float) -> None:
