@@ -16,7 +16,9 @@ from engine.attention.hook import (
     logit_rows,
     probing,
 )
+from engine.attention.kv_layout import GPU_BLOCK_SIZE
 from engine.attention.reference import ReferenceBackend
+from engine.limits import BLOCK_SIZE
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
@@ -24,12 +26,12 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
     if device.type == "cuda":
         from engine.attention.varlen import find_varlen
 
-        return find_varlen(device, dtype) or ReferenceBackend()
+        return find_varlen(device, dtype) or ReferenceBackend(GPU_BLOCK_SIZE)
     if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
         from engine.attention.numba_cpu import NumbaBackend
 
         return NumbaBackend()
-    return ReferenceBackend()
+    return ReferenceBackend(BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE)
 
 
 __all__ = [

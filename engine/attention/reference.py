@@ -10,6 +10,7 @@ from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch, Span
 from engine.attention.kv_dtype import KV_DTYPES, from_stored, to_stored
 from engine.attention.kv_layout import KVLayout
+from engine.limits import BLOCK_SIZE
 
 
 def write_kv(call: LayerCall, rows: torch.Tensor | None, blocks: torch.Tensor, offsets: torch.Tensor) -> None:
@@ -104,9 +105,13 @@ class ReferenceBackend:
     """The backend that every other one is tested against, and falls back to."""
 
     name = "reference"
-    kv_layout = KVLayout()
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int = BLOCK_SIZE) -> None:
+        """
+        Args:
+            block_size: usual tokens of a block where it runs.
+        """
+        self.kv_layout = KVLayout(fewest_tokens=block_size)
         self._batch: PackedBatch | None = None
         self.tables: list[torch.Tensor] = []
         """Block table of each span of the step, int64, on the device."""

@@ -28,7 +28,7 @@ import torch
 
 from engine.attention.backend import LayerCall
 from engine.attention.batch import PackedBatch, to_device
-from engine.attention.kv_layout import KVLayout
+from engine.attention.kv_layout import GPU_BLOCK_SIZE, KVLayout
 from engine.attention.reference import ReferenceBackend, write_kv
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class VarlenBackend:
         """
         self.name = f"varlen ({active or 'FA2'})"
         multiple = 1 if active else FLASH2_BLOCK_MULTIPLE
-        self.kv_layout = KVLayout(token_major=True, block_multiple=multiple, fewest_tokens=16)
+        self.kv_layout = KVLayout(token_major=True, block_multiple=multiple, fewest_tokens=GPU_BLOCK_SIZE)
         self.replayable = True
         self._attention = attention
         self._wants_key_starts = active is None

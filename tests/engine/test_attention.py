@@ -238,3 +238,12 @@ def test_a_small_batch_that_one_thread_attends_leaves_all_threads_to_the_product
 def test_half_precision_falls_to_the_reference() -> None:
     assert choose_backend(torch.device("cpu"), torch.float16).name == "reference"
     assert choose_backend(torch.device("cpu"), torch.float32).name == "numba"
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tokens"),
+    [("cpu", "float32", 8), ("cpu", "float16", 8), ("cuda", "float32", 16), ("mps", "float16", 16)],
+)
+def test_blocks_are_larger_where_no_cpu_reads_them(device: str, dtype: str, tokens: int) -> None:
+    backend = choose_backend(torch.device(device), getattr(torch, dtype))
+    assert backend.kv_layout.usual_block_size == tokens
