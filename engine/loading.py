@@ -94,8 +94,8 @@ def load_runner(
             what is None is fitted to what is given, see `engine.limits`.
         max_num_batched_tokens: tokens a step computes at most.
         max_model_len: most tokens of a sequence; None: what the model was made for and the KV store holds.
-        block_size: tokens of a KV block; None: 8 on a CPU, 16 on a GPU, or the fewest that the attention backend reads;
-            fewer where no sequence may be so long.
+        block_size: tokens of a KV block; None: 8 on a CPU, 16 on a GPU, or the fewest that its attention reads; fewer
+            where no sequence may be so long.
         num_kv_blocks: blocks of the KV store; None: sized by memory.
         kv_memory: bytes of the KV store; None: a share of what is free.
         kv_dtype: `float32`, `bfloat16`, `float16`, `int8` or `fp8`; None or `auto`: the model's.

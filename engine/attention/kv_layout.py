@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine.limits import BLOCK_SIZE
 
 GPU_BLOCK_SIZE = 16
-"""Tokens of a block on a GPU where nobody says: block tables half as long as of 8. Which is faster is not measured."""
+"""Tokens of a block on a GPU where nobody says: tables half as long as with 8. Which is faster is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
