@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib.metadata import version  # a tenth of what `--help` takes
+
         return version("millstream")
     if name not in _HOMES:
         raise AttributeError(f"module 'millstream' has no attribute {name!r}")

@@ -13,6 +13,7 @@ import typer
 
 import millstream
 from producer.cli import add_verbs, exits
+from producer.cli.flags import Panelled
 from worker.cli import worker
 
 _WORKER_MODULES = {"accelerate", "gguf", "numba", "numpy", "safetensors", "torch", "transformers"}
@@ -37,7 +38,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
-    app.command()(worker)
+    app.command(cls=Panelled)(worker)
     add_verbs(app)
     return app
 

@@ -20,25 +20,37 @@ def worker(
     model: Annotated[
         str,
         typer.Option(
-            envvar="MILLSTREAM_MODEL", help="Hub id, folder, .gguf file, dry-run:echo or dry-run:words."
+            metavar="M",
+            envvar="MILLSTREAM_MODEL",
+            help="Hub id, folder, .gguf file, dry-run:echo or dry-run:words.",
         ),
     ],
     redis_url: Annotated[
         str | None,
         typer.Option(
-            help="Server of the queue. [default: REDIS_URL, else MILLSTREAM_REDIS_URL, else the embedded broker]"
+            metavar="URL",
+            help="Server of the queue. [default: REDIS_URL, else MILLSTREAM_REDIS_URL, else the embedded broker]",
         ),
     ] = None,
     redis_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait at the start for a Redis that is still coming up.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="Seconds to wait at the start for a Redis that is still coming up."
+        ),
     ] = 30.0,
-    queue: Annotated[str, typer.Option(envvar="MILLSTREAM_QUEUE", rich_help_panel=QUEUE)] = "default",
+    queue: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue.", rich_help_panel=QUEUE
+        ),
+    ] = "default",
     burst: Annotated[
-        bool, typer.Option("--burst", help="Stop once it is empty.", rich_help_panel=QUEUE)
+        bool, typer.Option("--burst", help="Stop once the queue is empty.", rich_help_panel=QUEUE)
     ] = False,
     lease: Annotated[
         float,
         typer.Option(
+            metavar="SECONDS",
             min=1,
             max=LONGEST_LEASE_S,
             help="Seconds until a dead worker's jobs are taken over.",
@@ -47,16 +59,26 @@ def worker(
     ] = 30.0,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds to finish running jobs after SIGTERM.", rich_help_panel=QUEUE),
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Seconds to finish running jobs after SIGTERM.",
+            rich_help_panel=QUEUE,
+        ),
     ] = 30.0,
     step_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a step after which the model process is replaced.")
+        float,
+        typer.Option(
+            metavar="SECONDS", min=1, help="Seconds without a step after which the model process is replaced."
+        ),
     ] = 600.0,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Name jobs and results use for the model.", rich_help_panel=ENGINE)
+        str | None,
+        typer.Option(metavar="NAME", help="Name jobs and results use for the model.", rich_help_panel=ENGINE),
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a hub id.", rich_help_panel=ENGINE)
+        str | None,
+        typer.Option(metavar="REVISION", help="Branch, tag or commit of a hub id.", rich_help_panel=ENGINE),
     ] = None,
     trust_remote_code: Annotated[
         bool,
@@ -65,45 +87,64 @@ def worker(
         ),
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help="auto | float32 | bfloat16 | float16", rich_help_panel=ENGINE)
+        str, typer.Option(metavar="DTYPE", help="auto | float32 | bfloat16 | float16", rich_help_panel=ENGINE)
     ] = "auto",
-    device: Annotated[str, typer.Option(help="auto | cpu | cuda | cuda:N", rich_help_panel=ENGINE)] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto | cpu | cuda | cuda:N", rich_help_panel=ENGINE)
+    ] = "auto",
     max_num_seqs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Sequences that run at once (slots). [default: 128]", rich_help_panel=ENGINE
+            metavar="N",
+            min=1,
+            help="Sequences that run at once (slots). [default: 128]",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens one step computes at most. [default: 512]", rich_help_panel=ENGINE),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Tokens one step computes at most. [default: 512]",
+            rich_help_panel=ENGINE,
+        ),
     ] = None,
     max_step_ms: Annotated[
         float | None,
         typer.Option(
-            min=1, help="Milliseconds a step should take at most. [default: no bound]", rich_help_panel=ENGINE
+            metavar="MS",
+            min=1,
+            help="Milliseconds a step should take at most. [default: no bound]",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Longest sequence, prompt and output. [default: the model's]", rich_help_panel=ENGINE
+            metavar="N",
+            min=2,
+            help="Longest sequence, prompt and output. [default: the model's]",
+            rich_help_panel=ENGINE,
         ),
     ] = None,
     block_size: Annotated[
         int | None,
         typer.Option(
+            metavar="N",
             min=1,
             help="Tokens a KV block holds; on a GPU 16, with FlashAttention 2 multiples of 256. [default: 8]",
             rich_help_panel=ENGINE,
         ),
     ] = None,
     num_kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks. [default: by free memory]", rich_help_panel=ENGINE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="KV blocks. [default: by free memory]", rich_help_panel=ENGINE),
     ] = None,
     kv_memory: Annotated[
         str | None,
         typer.Option(
+            metavar="BYTES",
             help="Memory for the KV cache, as 4GiB or 500MB. [default: a share of what is free]",
             rich_help_panel=ENGINE,
         ),
@@ -111,6 +152,7 @@ def worker(
     kv_dtype: Annotated[
         str | None,
         typer.Option(
+            metavar="DTYPE",
             help="auto | float32 | bfloat16 | float16 | int8 | fp8 [default: the model's]",
             rich_help_panel=ENGINE,
         ),
@@ -118,6 +160,7 @@ def worker(
     quantization: Annotated[
         str | None,
         typer.Option(
+            metavar="NAME",
             help="none | int8: linear layers in int8, on a CPU; answers change [default: none]",
             rich_help_panel=ENGINE,
         ),
@@ -125,6 +168,7 @@ def worker(
     admission: Annotated[
         str | None,
         typer.Option(
+            metavar="POLICY",
             help="Who gets a free slot: first-fit | best-fit | priority [default: first-fit]",
             rich_help_panel=ENGINE,
         ),
@@ -138,7 +182,10 @@ def worker(
         ),
     ] = None,
     leash_fd: Annotated[int | None, typer.Option(hidden=True, help="Stop when this pipe closes.")] = None,
-    log_level: Annotated[str, typer.Option(envvar="MILLSTREAM_LOG_LEVEL")] = "info",
+    log_level: Annotated[
+        str,
+        typer.Option(metavar="LEVEL", envvar="MILLSTREAM_LOG_LEVEL", help="debug | info | warning | error"),
+    ] = "info",
 ) -> None:
     """Run the model and answer a queue's jobs until told to stop."""
     level = parse_level(log_level)

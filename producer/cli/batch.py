@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from broker.queue import Queue
     from producer.reach import Server
 
-group = typer.Typer(help="Bulk runs that go on without you; `millstream batch-worker` works on them.")
+group = typer.Typer(help="Bulk runs that go on without you. `millstream batch-worker` works on them.")
 
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]
 RqUrl = Annotated[
@@ -161,7 +161,7 @@ def fetch(
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
 ) -> None:
-    """Copy the answers of a batch, and its errors beside them, once it has ended. Exit code 5: not yet."""
+    """Copy the answers of a batch that has ended, and its errors. Exit code 5: not yet."""
     from producer.batch import fetching
     from producer.cli.screen import note, note_torn
 
@@ -207,7 +207,10 @@ def batch_worker(
     redis_url: options.RedisUrl = None,
     rq_url: RqUrl = None,
     burst: Annotated[bool, typer.Option("--burst", help="Stop once there is nothing to do.")] = False,
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", envvar="MILLSTREAM_LOG_LEVEL")] = "info",
+    log_level: Annotated[
+        str,
+        typer.Option(metavar="LEVEL", envvar="MILLSTREAM_LOG_LEVEL", help="debug | info | warning | error"),
+    ] = "info",
 ) -> None:
     """Work on the batches of a queue until told to stop. It has no model; several may run."""
     import logging

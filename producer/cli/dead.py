@@ -15,7 +15,7 @@ from producer.cli.screen import note, printable
 if TYPE_CHECKING:
     from broker.dead_letters import DeadLetter
 
-dead = typer.Typer(help="Dead letters: jobs that ended their worker, and entries that are no jobs.")
+dead = typer.Typer(help="Dead letters: what killed its worker, or was no job.")
 
 Letter = Annotated[str, typer.Argument(metavar="ID", help="The letter's id, or its job's.")]
 Letters = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Letters' ids, or their jobs'.")]

@@ -114,14 +114,23 @@ def _collect(flags: Sequence[Flag], values: dict[str, Any], context: typer.Conte
 class Panelled(TyperCommand):
     """Help in plain text whose options stand under the titles they were declared with."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments as they were declared: typer would put its own braces, brackets and dots around `[ID]...`."""
+        arguments = [one for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return [self.options_metavar or "", *(str(one.metavar) for one in arguments)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options, and each titled part."""
         parts: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
-            if (record := parameter.get_help_record(ctx)) is not None:
-                plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                title = getattr(parameter, "rich_help_panel", None) or plain
-                parts.setdefault(title, []).append(record)
+            if (record := parameter.get_help_record(ctx)) is None:
+                continue
+            name, text = record
+            plain = "Options"
+            if parameter.param_type_name == "argument":
+                plain, name = "Arguments", str(parameter.metavar)
+            title = getattr(parameter, "rich_help_panel", None) or plain
+            parts.setdefault(title, []).append((name, text))
         for title, records in parts.items():
             if records:
                 with formatter.section(title):

@@ -17,7 +17,7 @@ group = typer.Typer(help="A queue as a whole: pause it, bound it, weigh its tena
 def pause(
     queue: options.QueueName = "default", redis_url: options.RedisUrl = None, as_json: options.AsJson = False
 ) -> None:
-    """Let no more jobs start; those that run go on, and more can be submitted."""
+    """Let no more jobs start. Those that run go on, and more can be submitted."""
     _set_paused(True, queue, redis_url, as_json)
 
 

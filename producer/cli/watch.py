@@ -13,7 +13,7 @@ def watch(
     redis_url: options.RedisUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Follow a job from its first token to its end, whenever it began."""
+    """Follow a job from first token to last, whenever it began."""
     from producer.cli import screen
     from producer.client import Client
 
