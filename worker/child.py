@@ -38,6 +38,7 @@ from worker.frames import (
     encode,
     read,
 )
+from worker.garbage import collect_rarely
 from worker.preparation import Inbox, Preparation, Refused
 
 READ_AT_ONCE = 1 << 16
@@ -189,7 +190,7 @@ def to_piece(delta: Delta) -> Piece:
 
 def leave_signals_to_the_parent() -> None:
     """A service manager sends its SIGTERM to every process of a service. This one goes on, for the parent may want
-    what it is at, and ends with its pipe. By a handler: an ignored signal would be ignored by a compiler it starts too.
+    what it is at, and ends with its pipe. By a handler: what is ignored is ignored by a compiler it starts too.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
@@ -217,6 +218,7 @@ def main() -> None:
         sink.write(encode(Failed(str(error), isinstance(error, OptionRefused))))
         sink.close()
         os._exit(0)
+    collect_rarely()
     loading.set_result(engine)
     sink.write(
         encode(Ready(engine.fingerprint.model_dump(), engine.max_num_seqs, time.monotonic() - started))

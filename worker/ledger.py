@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -56,7 +57,10 @@ class Ledger:
         self._to_model = to_model
         self._held: dict[str, Held] = {}
         self._quarantine = Quarantine()
-        self._taken = asyncio.Event()
+        self._cancelled_early: set[str] = set()
+        """Jobs not held that were said to be cancelled since leases were last taken: theirs may be on their way."""
+        self._has_deadline = asyncio.Event()
+        """A job that has one has been taken."""
         self._speaking = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -85,19 +89,23 @@ class Ledger:
     # -- taking ------------------------------------------------------------------------------------------------
 
     async def take(self, leases: Sequence[Lease]) -> None:
-        """Hold what was leased, and run it."""
+        """Hold what was leased, and run it; end what was cancelled before it was held."""
         for lease in leases:
             log.debug("job %s attempt %d: leased", lease.id, lease.attempt)
             held = Held(lease, await self._read_log(lease) if lease.logged else ())
             self._held[held.key] = held
             self.empty.clear()
+            if held.deadline < math.inf:
+                self._has_deadline.set()
             if is_suspect(lease):
                 self._quarantine.add(held)
             else:
                 self._run(held)
         if leases:
             self._run_suspect()
-            self._taken.set()
+        early, self._cancelled_early = self._cancelled_early, set()
+        for job_id in early.intersection(lease.id for lease in leases):
+            await self.cancel(job_id)
 
     def run_again(self) -> None:
         """Run what was leased while there was no model process."""
@@ -260,13 +268,13 @@ class Ledger:
     async def stop_at_deadlines(self) -> None:
         """Stop each job when its time has come, for ever."""
         while True:
-            self._taken.clear()
-            soonest = min((held.deadline for held in self._held.values()), default=float("inf"))
+            self._has_deadline.clear()
+            soonest = min((held.deadline for held in self._held.values()), default=math.inf)
             left = soonest - time.monotonic()
             if left > 0:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(left if left < float("inf") else None):
-                        await self._taken.wait()
+                    async with asyncio.timeout(left if left < math.inf else None):
+                        await self._has_deadline.wait()
                 continue
             async with self._speaking:
                 for held in [held for held in self._held.values() if held.deadline <= time.monotonic()]:
@@ -276,9 +284,12 @@ class Ledger:
                     )
 
     async def cancel(self, job_id: str) -> None:
-        """End a job that is held, with what it has."""
+        """End a job that is held, or just being leased, with what it has."""
         async with self._speaking:
-            for held in [held for held in self._held.values() if held.id == job_id]:
+            holding = [held for held in self._held.values() if held.id == job_id]
+            if not holding:
+                self._cancelled_early.add(job_id)
+            for held in holding:
                 await self._cancel(held)
 
     async def _cancel(self, held: Held) -> None:
@@ -354,7 +365,7 @@ class Ledger:
             call = calls.release(self._keys, self._worker, [handed(held) for held in holding])
             released = await self._link.run(call)
             reached("handed_back")
-            log.info("handed back %d jobs", released)
+            log.info("jobs handed back: %d", released)
             for held in holding:
                 log.debug("job %s attempt %d: handed back", held.id, held.attempt)
                 self._quarantine.forget(held)  # all of them, before one is found to be alone

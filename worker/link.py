@@ -30,6 +30,8 @@ log = logging.getLogger("millstream.worker")
 
 T = TypeVar("T")
 
+SUBSCRIBED = "subscribed"
+"""A hint of the link's own: from now on hints are heard, and some may have been missed before."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 LISTEN_S = 2.0
@@ -87,15 +89,18 @@ class Link:
         return (now - self._since, 0.0) if self._waiting else (self._away_s, now - self._back_at)
 
     async def hints(self) -> AsyncGenerator[str, None]:
-        """What is said on the queue's control channel, for ever; what is said while the server is away is missed."""
+        """What is said on the queue's control channel, for ever; `SUBSCRIBED` after each subscription, those included
+        that redis-py makes by itself: what was said while there was none is missed.
+        """
         while True:
             async with aclosing(AsyncChannel(self.queue.client, self.keys.control)) as channel:
                 await self.insist(lambda: self._subscribe(channel))
+                yield SUBSCRIBED
                 try:
                     while True:
                         message = await channel.get(LISTEN_S)
-                        if message is not None and message["type"] == "message":
-                            yield message["data"].decode()
+                        if message is not None:
+                            yield message["data"].decode() if message["type"] == "message" else SUBSCRIBED
                 except (errors.RedisError, OSError) as error:
                     if not passes(error):
                         raise

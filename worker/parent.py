@@ -36,7 +36,7 @@ from protocol import ModelMismatch
 from worker.figures import WINDOW_S, Figures
 from worker.frames import Step, ToModel
 from worker.ledger import Ledger
-from worker.link import LONGEST_WAIT_S, Link
+from worker.link import LONGEST_WAIT_S, SUBSCRIBED, Link
 from worker.model_process import ModelCrashed, ModelProcess
 from worker.rate import Rate
 from worker.restarts import Restarts
@@ -129,7 +129,7 @@ class Worker:
         if self._stopping.is_set():
             self._hurry.set()
         else:
-            log.info("stopping: %d jobs held, grace %g s", len(self._ledger), self._settings.grace_s)
+            log.info("stopping, grace %g s; jobs held: %d", self._settings.grace_s, len(self._ledger))
             self._stopping.set()
 
     def stop_now(self) -> None:
@@ -200,7 +200,8 @@ class Worker:
         if other is not None:
             raise ModelMismatch(
                 f"queue {self._keys.queue} serves {other}, this worker has {model.fingerprint}: "
-                "use another --queue, or the same model, dtype and quantisation"
+                "use another --queue, or the same model, dtype and quantisation. A queue takes another model once its jobs "
+                "have ended and its workers are gone (`millstream status`)"
             )
 
     async def _start_model(self) -> ModelProcess:
@@ -240,11 +241,11 @@ class Worker:
         happened = "died" if isinstance(error, ModelCrashed) else "has given up its device"
         count = self._restarts.note(error, self._ledger.num_finished)
         log.error(
-            "the model process %s (%s) with %d jobs running, %s in a row without a finished job",
+            "the model process %s (%s), %s in a row without a finished job; jobs running: %d",
             happened,
             error,
-            self._ledger.running,
             count,
+            self._ledger.running,
         )
         await dead.stop()
         await self._ledger.convict(error)
@@ -370,7 +371,7 @@ class Worker:
             await self._register(self._model)
 
     async def _listen(self) -> None:
-        """Hear wake-ups and cancels. A hint that is missed is made good by the next look, renewal or publish."""
+        """Hear wake-ups and cancels. What was missed is made good by a look and a renewal once it hears again."""
         async with aclosing(self._link.hints()) as hints:
             async for hint in hints:
                 await self._heed(hint)
@@ -378,5 +379,8 @@ class Worker:
     async def _heed(self, hint: str) -> None:
         if hint == "wake":
             self._ledger.room_made.set()
+        elif hint == SUBSCRIBED:
+            self._ledger.room_made.set()
+            await self._ledger.renew(self._lease_ms)
         elif hint.startswith("cancel:"):
             await self._ledger.cancel(hint.removeprefix("cancel:"))

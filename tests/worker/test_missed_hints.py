@@ -1,0 +1,79 @@
+"""Hints that a worker could not hear: a cancel is heeded within a step all the same, and a wake-up at once.
+
+Of a job that nobody streams nothing is said for many steps, so only a renewal would tell, ten seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker import calls
+from broker.queue import Queue
+from tests.worker.harness import Workers, result, words
+from tests.worker.inside import enqueue, inside, make_worker, running, until
+from worker.held import CHECKPOINT_TOKENS
+
+FEW_STEPS = CHECKPOINT_TOKENS // 2
+"""Fewer than after which something of the job is logged: its owner would be told then."""
+
+
+def stopped_at_once(queue: Queue) -> None:
+    stored = result(queue, "j")
+    assert stored.state == "cancelled"
+    assert sum(len(choice.token_ids) for choice in stored.choices) < FEW_STEPS
+
+
+def test_a_job_that_is_cancelled_while_its_lease_is_on_its_way(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Granted on the server, and not yet held: the cancel overtakes the grant."""
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        run, cancel = worker._link.queue.run, worker._ledger.cancel
+        granted, heard = asyncio.Event(), asyncio.Event()
+
+        async def slow(call: Any) -> Any:
+            reply = await run(call)
+            if getattr(reply, "leases", None):
+                granted.set()
+                await heard.wait()
+            return reply
+
+        async def note(job_id: str) -> None:
+            await cancel(job_id)
+            heard.set()
+
+        monkeypatch.setattr(worker._link.queue, "run", slow)
+        monkeypatch.setattr(worker._ledger, "cancel", note)
+        async with running(worker):
+            await until(lambda: worker._model is not None, "ready")
+            enqueue(queue, "j", words(5000), stream=False)
+            await granted.wait()
+            assert queue.run(calls.cancel(queue.keys, "j")) == ("cancelling", None)
+            await until(lambda: queue.run(calls.look(queue.keys, "j")).state == "cancelled", "stopped")
+
+    inside(monkeypatch, story)
+    stopped_at_once(queue)
+
+
+def test_a_job_that_is_cancelled_while_its_worker_is_not_subscribed(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """redis-py subscribes again by itself, and says nothing but that it has."""
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        async with running(worker):
+            enqueue(queue, "j", words(5000), stream=False)
+            await until(lambda: worker._ledger.running == 1, "it runs")
+            client: Any = queue.client
+            assert client.client_kill_filter(_type="pubsub") == 1
+            assert queue.run(calls.cancel(queue.keys, "j")) == ("cancelling", None)
+            await until(lambda: queue.run(calls.look(queue.keys, "j")).state == "cancelled", "stopped")
+
+    inside(monkeypatch, story)
+    stopped_at_once(queue)
