@@ -71,7 +71,7 @@ class Lost(msgspec.Struct, array_like=True, tag=True):
     message: str
 
 
-class Begun(msgspec.Struct, array_like=True):
+class Begun(msgspec.Struct, array_like=True, gc=False):
     """A job was accepted by the engine."""
 
     key: str
@@ -81,7 +81,7 @@ class Begun(msgspec.Struct, array_like=True):
     stream: bool
 
 
-class Piece(msgspec.Struct, array_like=True):
+class Piece(msgspec.Struct, array_like=True, gc=False):
     """What a step made for one choice. Its job is over with `last`, and with an error."""
 
     key: str
@@ -105,8 +105,8 @@ class Step(msgspec.Struct, array_like=True, tag=True):
     running: int
     waiting: int
     output_tokens: int
-    counters: dict[str, float] | None = None
-    """The engine's (`worker.figures.Counters`), with one frame a second."""
+    counters: dict[str, int | float] | None = None
+    """The engine's (`worker.figures.Counters`), with one frame a second. A float alone would make 3 jobs 3.0."""
 
 
 ToModel = Load | Run | Drop

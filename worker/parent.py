@@ -200,8 +200,8 @@ class Worker:
         if other is not None:
             raise ModelMismatch(
                 f"queue {self._keys.queue} serves {other}, this worker has {model.fingerprint}: "
-                "use another --queue, or the same model, dtype and quantisation. A queue takes another model once its jobs "
-                "have ended and its workers are gone (`millstream status`)"
+                "use another --queue, or the same model, dtype and quantisation. A queue takes another model "
+                "once its jobs have ended and its workers are gone (`millstream status`)"
             )
 
     async def _start_model(self) -> ModelProcess:

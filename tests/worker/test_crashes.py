@@ -131,7 +131,7 @@ def test_a_job_whose_preparation_ends_the_process_is_counted(
     assert ended(queue, "j").text == words(3)
     assert result(queue, "j").attempt == 2
     assert "died" in worker.log
-    assert "1 jobs running" in worker.log
+    assert "jobs running: 1" in worker.log
     assert [int(count) for count in queue.client.hmget(queue.keys.job("j"), "crashes") if count] == [1]  # type: ignore[union-attr]
 
 

@@ -113,7 +113,7 @@ def test_counters_go_along_once_a_second_and_with_the_last_step() -> None:
     counters = [step.counters for step in steps if isinstance(step, Step)]
     assert len(counters) >= 20
     assert counters[0] == flat(engine.stats()) | counters[0]
-    assert counters[-1] == flat(engine.stats())
+    assert repr(counters[-1]) == repr(flat(engine.stats())), "a whole number stays one"
     assert counters.count(None) == len(counters) - 2
     assert {"schedule", "forward", "sample", "output"} <= set(counters[-1] or ())
 
