@@ -18,6 +18,7 @@ from broker.queue import AsyncQueue
 from engine.dry_run import is_dry_run
 from engine.source import find
 from protocol import MillstreamError
+from worker.garbage import collect_rarely
 from worker.model_process import ModelCrashed
 from worker.parent import Worker, WorkerSettings
 
@@ -69,6 +70,7 @@ async def _serve(
     if leash_fd is not None:
         loop.add_reader(leash_fd, _let_go, loop, leash_fd, serving)
     log.info("queue %s on %s", keys.queue, redact(url))
+    collect_rarely()
     try:
         if await serving.wait_for_server(wait_until_ready_async(url, redis_timeout_s, keys)):
             await serving.run()
