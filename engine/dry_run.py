@@ -38,7 +38,7 @@ OPTIONS = {
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DryRequest(Request):
     """A request that carries its answers."""
 
@@ -185,7 +185,7 @@ class DryRunEngine:
         limits = [resolve_max_tokens(count, limit, options.max_len) for count in counts]
         return DryRequest(
             id=job.id,
-            prompts=tuple(tuple(range(count)) for count in counts),
+            prompts=tuple(map(range, counts)),
             params=job.params,
             seed=job.seed,
             max_tokens=tuple(map(min, limits, map(len, answers))),

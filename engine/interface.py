@@ -41,15 +41,17 @@ class Written:
     """The choice has its end already; nothing more is made for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A job made ready: token ids, and every limit and word resolved against the model.
 
     prompts [p0, p1], n = 2      choices 0 1 answer p0, choices 2 3 answer p1
+
+    Whoever had it prepared may give it another `id`, and what was `written` before, until it is added.
     """
 
     id: str
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Sequence[int], ...]
     params: SamplingParams
     seed: int
     max_tokens: tuple[int, ...]
