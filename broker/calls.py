@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from broker.keys import Keys
 from broker.parts import in_parts
 from broker.script import Arg, Call, load
@@ -39,8 +41,7 @@ class Submitted:
     max_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """A job granted to a worker. `attempt` is the fencing token of everything the worker says about it."""
 
     id: str
@@ -84,8 +85,7 @@ class Handback:
     """Above 0: the job is tried again, not before that time is over, and this counts as one of its retries."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True, gc=False):
     """What `publish` answered; `logged` is the length of the log."""
 
     outcome: Literal["ok", "cancel", "lost", "gap"]
@@ -203,10 +203,20 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
 
 
 def _lease(grant: list[Any], worker: str) -> Lease:
-    id_, *known, deadline, retries, most = grant
-    max_retries = DEFAULT_MAX_RETRIES if most < 0 else most
-    more = {"deadline_ms": deadline or None, "retries": retries, "max_retries": max_retries, "worker": worker}
-    return Lease(_text(id_), *known, **more)
+    id_, attempt, crashes, logged, started_ms, leased_ms, payload, deadline_ms, retries, most = grant
+    return Lease(
+        _text(id_),
+        attempt,
+        crashes,
+        logged,
+        started_ms,
+        leased_ms,
+        payload,
+        deadline_ms or None,
+        retries,
+        DEFAULT_MAX_RETRIES if most < 0 else most,
+        worker,
+    )
 
 
 def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:
@@ -220,8 +230,7 @@ def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]
     return Call(load("renew"), keys.meta, (keys.base, worker, lease_ms, *pairs), read)
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(msgspec.Struct, frozen=True, gc=False):
     """What a job that a worker holds has to say."""
 
     id: str
@@ -251,8 +260,7 @@ def publish(
     return _only(publish_all(keys, worker, [News(job_id, attempt, first_seq, events)]))
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True, gc=False):
     """The end of a job that a worker holds."""
 
     id: str

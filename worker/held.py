@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from broker.calls import Lease
 from protocol import (
@@ -27,17 +28,16 @@ CHECKPOINT_TOKENS = 64
 """A job that nobody streams is logged every this many tokens: what a crash can cost it."""
 
 
-@dataclass(slots=True)
-class Output:
+class Output(msgspec.Struct, gc=False):
     """One choice so far, and the tail of it that is not logged."""
 
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    text: list[str] = []
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
-    unlogged: list[Piece] = field(default_factory=list)
+    unlogged: list[Piece] = []
 
     def grow(self, said: Piece | TokenEvent) -> None:
         """Go on by what was made, or by what was logged of it."""
@@ -67,6 +67,9 @@ class Held:
 
     def __init__(self, lease: Lease, log: Iterable[bytes] = ()) -> None:
         self.lease = lease
+        self.id = lease.id
+        self.attempt = lease.attempt
+        """The fencing token of everything said about the job."""
         self.key = f"{lease.attempt}:{lease.id}"
         """How job and attempt go by in the model process."""
         self.leased_at = time.monotonic()
@@ -87,23 +90,14 @@ class Held:
         """Every choice has its end."""
         self.error: JobError | None = None
         """Why there will be no more."""
-        self._outputs: dict[int, Output] = {}
+        self._outputs: list[Output] = []
+        """By choice, up to the last one that has anything."""
         self._events: list[bytes] = []
         """Numbered, and not taken yet."""
         for raw in log:
             event = decode_event(raw)
             if isinstance(event, TokenEvent):
                 self._output(event.choice).grow(event)
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self.lease.id
-
-    @property
-    def attempt(self) -> int:
-        """The fencing token of everything said about the job."""
-        return self.lease.attempt
 
     @property
     def has_retries(self) -> bool:
@@ -113,13 +107,12 @@ class Held:
     @property
     def written(self) -> list[tuple[list[int], bool]]:
         """(token ids, whether it ended) of each choice, up to the last one that has anything."""
-        outputs = self._in_order(0)
-        return [(output.token_ids, output.finish_reason is not None) for output in outputs]
+        return [(output.token_ids, output.finish_reason is not None) for output in self._outputs]
 
     def begin(self, begun: Begun) -> None:
         """The model process has accepted the job."""
         self.begun = begun
-        ended = sum(output.finish_reason is not None for output in self._outputs.values())
+        ended = sum(output.finish_reason is not None for output in self._outputs)
         self.open_choices = begun.num_choices - ended
 
     def add(self, piece: Piece) -> None:
@@ -137,7 +130,7 @@ class Held:
     @property
     def unlogged(self) -> bool:
         """Whether there is anything that is not logged."""
-        return bool(self._events) or any(output.unlogged for output in self._outputs.values())
+        return bool(self._events) or any(output.unlogged for output in self._outputs)
 
     @property
     def _needs_log(self) -> bool:
@@ -148,7 +141,7 @@ class Held:
         """Whether something should be logged now."""
         if self.begun is None or self.begun.stream:
             return self.unlogged
-        return any(len(output.unlogged) >= CHECKPOINT_TOKENS for output in self._outputs.values())
+        return any(len(output.unlogged) >= CHECKPOINT_TOKENS for output in self._outputs)
 
     def take_events(self) -> tuple[int, list[bytes]]:
         """The seq of the first unlogged event, and all of them; from now on they count as logged."""
@@ -164,7 +157,7 @@ class Held:
             self._make_events()
 
     def _make_events(self) -> None:
-        for choice, output in self._outputs.items():
+        for choice, output in enumerate(self._outputs):
             if output.unlogged:
                 self._events.append(self._event(choice, output.unlogged))
                 output.unlogged = []
@@ -177,7 +170,7 @@ class Held:
             first, events = self.take_events()
         else:
             first, events = 0, []
-            self.next_seq += sum(bool(output.unlogged) for output in self._outputs.values())
+            self.next_seq += sum(bool(output.unlogged) for output in self._outputs)
         code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
@@ -188,10 +181,10 @@ class Held:
         """The result as it is stored, partial where the job did not succeed."""
         begun, lease = self.begun, self.lease
         unfinished: FinishReason = "cancelled" if state == "cancelled" else "error"
-        outputs = self._in_order(begun.num_choices if begun is not None else 0)
-        completion_tokens = sum(len(output.token_ids) for output in outputs)
         usage = None
         if begun is not None:
+            self._output(begun.num_choices - 1)
+            completion_tokens = sum(len(output.token_ids) for output in self._outputs)
             usage = {"prompt_tokens": begun.prompt_tokens, "completion_tokens": completion_tokens}
         return StoredResult(
             v=1,
@@ -205,7 +198,7 @@ class Held:
             worker=worker,
             started_at=lease.started_ms / 1000,
             finished_at=lease.leased_ms / 1000 + time.monotonic() - self.leased_at,
-            choices=[output.as_choice(index, unfinished) for index, output in enumerate(outputs)],
+            choices=[output.as_choice(index, unfinished) for index, output in enumerate(self._outputs)],
         ).encode()
 
     def _event(self, choice: int, pieces: Sequence[Piece]) -> bytes:
@@ -227,12 +220,7 @@ class Held:
         return event
 
     def _output(self, choice: int) -> Output:
-        output = self._outputs.get(choice)
-        if output is None:
-            output = self._outputs[choice] = Output()
-        return output
-
-    def _in_order(self, num_choices: int) -> list[Output]:
-        """The outputs by choice: that many, more where more have something, empty where one has nothing."""
-        count = max(num_choices, max(self._outputs, default=-1) + 1)
-        return [self._outputs.get(choice) or Output() for choice in range(count)]
+        """The output of a choice; empty ones are made up to it."""
+        while len(self._outputs) <= choice:
+            self._outputs.append(Output())
+        return self._outputs[choice]
