@@ -140,6 +140,23 @@ class ModelProcess:
         """
         if self._last_words:
             raise await self._end(self._last_words.pop())
+        if self._heard.empty():
+            body = await self._next_word(timeout_s, running_since)
+        else:
+            body = self._heard.get_nowait()
+        steps: list[Step] = []
+        while body is not None and isinstance(frame := decode_from_model(body), Step):
+            steps.append(frame)
+            if self._heard.empty():
+                return steps
+            body = self._heard.get_nowait()
+        if not steps:
+            raise await self._end(body)
+        self._last_words.append(body)
+        return steps
+
+    async def _next_word(self, timeout_s: float, running_since: Callable[[], float | None]) -> bytes | None:
+        """Wait for a frame, or the end of the pipe, as `steps` says."""
         next_frame = asyncio.ensure_future(self._heard.get())
         silent_s, listen_s = 0.0, min(timeout_s / 4, LISTEN_S)
         listening_since = time.monotonic()
@@ -152,19 +169,9 @@ class ModelProcess:
                 if silent_s >= timeout_s:
                     self._process.kill()
                     raise ModelCrashed(f"no step for {timeout_s:g} s (--step-timeout): killed")
-            body = next_frame.result()
+            return next_frame.result()
         finally:
             next_frame.cancel()
-        steps: list[Step] = []
-        while body is not None and isinstance(frame := decode_from_model(body), Step):
-            steps.append(frame)
-            if self._heard.empty():
-                return steps
-            body = self._heard.get_nowait()
-        if not steps:
-            raise await self._end(body)
-        self._last_words.append(body)
-        return steps
 
     async def _end(self, last_word: bytes | None) -> Exception:
         """What it means that the process says no more; None: its pipe has ended."""
