@@ -28,12 +28,16 @@ def _session_servers() -> Iterator[dict[str, RealServer]]:
 @pytest.fixture(params=list(KINDS))
 def server(request: pytest.FixtureRequest, _session_servers: dict[str, RealServer]) -> Iterator[RealServer]:
     """A real server, empty, of each kind in turn. Shared with other tests: neither stop nor configure it."""
-    kind: str = request.param
-    if kind not in _session_servers:
-        _session_servers[kind] = require(KINDS[kind])(aof=False).start()
-    shared = _session_servers[kind]
+    shared = shared_server(request.param, _session_servers)
     with emptied(shared, request):
         yield shared
+
+
+def shared_server(kind: str, servers: dict[str, RealServer]) -> RealServer:
+    """The session's server of a kind."""
+    if kind not in servers:
+        servers[kind] = require(KINDS[kind])(aof=False).start()
+    return servers[kind]
 
 
 @contextmanager

@@ -8,27 +8,34 @@ from pathlib import Path
 import pytest
 
 from broker.queue import Queue
-from tests.conftest import emptied
+from tests.conftest import emptied, shared_server
 from tests.servers import RealServer, ValkeyServer
 from tests.worker.harness import Workers, queue_at
 
 
-@pytest.fixture(scope="session")
-def _valkey() -> Iterator[RealServer]:
-    with ValkeyServer(aof=False) as running:
-        yield running
+@pytest.fixture
+def server_kind() -> str:
+    """The kind of server under the queue. The scripts are shown on both in tests/broker, so here one will do; tests
+    of known trouble name both (`tests.worker.harness.ON_BOTH_SERVERS`).
+    """
+    return ValkeyServer.kind
 
 
 @pytest.fixture
-def queue(_valkey: RealServer, request: pytest.FixtureRequest) -> Iterator[Queue]:
-    """An empty queue. The scripts are shown on both kinds of server in tests/broker; here one will do."""
-    with emptied(_valkey, request), queue_at(_valkey.url) as queue:
+def _server(server_kind: str, _session_servers: dict[str, RealServer]) -> RealServer:
+    return shared_server(server_kind, _session_servers)
+
+
+@pytest.fixture
+def queue(_server: RealServer, request: pytest.FixtureRequest) -> Iterator[Queue]:
+    """An empty queue."""
+    with emptied(_server, request), queue_at(_server.url) as queue:
         yield queue
 
 
 @pytest.fixture
-def workers(_valkey: RealServer, queue: Queue, tmp_path: Path) -> Iterator[Workers]:  # noqa: ARG001
+def workers(_server: RealServer, queue: Queue, tmp_path: Path) -> Iterator[Workers]:  # noqa: ARG001
     """Workers on that queue."""
-    started = Workers(_valkey.url, tmp_path)
+    started = Workers(_server.url, tmp_path)
     yield started
     started.close()

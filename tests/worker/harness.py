@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from broker import calls, failpoints
 from broker.connection import connect
@@ -21,8 +22,13 @@ from broker.queue import Queue
 from broker.watch import AnyEvent, follow
 from protocol import Job, Result, SamplingParams, TokenEvent
 from tests.processes import still_alive
+from tests.servers import DebianRedisServer, ValkeyServer
 
 WORDS = "dry-run:words?delay=40ms"
+ON_BOTH_SERVERS = pytest.mark.parametrize(
+    "server_kind", [ValkeyServer.kind, pytest.param(DebianRedisServer.kind, marks=pytest.mark.long)]
+)
+"""For tests that take `queue`: on the server that comes along, and at length on the oldest one that will do."""
 DEADLINE_S = 30.0
 
 

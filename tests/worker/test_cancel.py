@@ -6,10 +6,11 @@ import pytest
 
 from broker import calls
 from broker.queue import Queue
-from tests.worker.harness import Workers, logged, nothing_left, result, watch, words
+from tests.worker.harness import ON_BOTH_SERVERS, Workers, logged, nothing_left, result, watch, words
 from tests.worker.inside import enqueue, inside, make_worker, model_of, running, until
 
 
+@ON_BOTH_SERVERS
 def test_e13_in_every_state(queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """One slot, and a window of one: `window` is leased and waits in the engine, `waits` in the stream."""
 
@@ -54,6 +55,7 @@ def test_e13_in_every_state(queue: Queue, workers: Workers, monkeypatch: pytest.
     nothing_left(queue)
 
 
+@ON_BOTH_SERVERS
 @pytest.mark.parametrize("restart", [False, True])
 def test_e13_a_job_cancelled_while_no_worker_is_up_never_runs(
     queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, restart: bool

@@ -14,6 +14,7 @@ from broker.calls import Handback
 from broker.queue import Queue
 from tests.servers import RealServer
 from tests.worker.harness import (
+    ON_BOTH_SERVERS,
     WORDS,
     Workers,
     ended,
@@ -28,7 +29,9 @@ from tests.worker.harness import (
 )
 
 
+@ON_BOTH_SERVERS
 def test_a_worker_killed_in_the_middle_of_a_stream(queue: Queue, workers: Workers) -> None:
+    """E03."""
     first = workers.start("--lease", "1").ready()
     submit(queue, "j", words(20))
     seen: list[str] = []
@@ -73,6 +76,7 @@ def test_a_model_process_that_dies_is_replaced_and_its_jobs_go_on(queue: Queue, 
     nothing_left(queue)
 
 
+@ON_BOTH_SERVERS
 def test_a_job_that_kills_its_process_is_convicted_and_its_neighbours_are_not(
     queue: Queue, workers: Workers
 ) -> None:

@@ -24,6 +24,7 @@ from broker import calls, failpoints
 from broker.queue import Queue
 from broker.watch import AnyEvent
 from protocol import Result
+from tests.servers import DebianRedisServer, ValkeyServer
 from tests.worker.harness import (
     WorkerProcess,
     Workers,
@@ -49,10 +50,12 @@ QUICK = ("stepped", "published", "finished")
 
 
 def every_failpoint() -> list[Any]:
-    return [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.long, id=name)
+    """Each, and what E07 is about on the other server too."""
+    on_valkey = [
+        pytest.param(name, ValkeyServer.kind, marks=() if name in QUICK else pytest.mark.long, id=name)
         for name in failpoints.NAMES
     ]
+    return [*on_valkey, pytest.param("finished", DebianRedisServer.kind, marks=pytest.mark.long)]
 
 
 @contextmanager
@@ -109,7 +112,7 @@ def assert_one_end(events: list[AnyEvent], stored: Result, queue: Queue) -> None
     nothing_left(queue)
 
 
-@pytest.mark.parametrize("name", every_failpoint())
+@pytest.mark.parametrize(("name", "server_kind"), every_failpoint())
 def test_a_worker_killed_at_a_failpoint(queue: Queue, workers: Workers, name: str) -> None:
     """E03, E07. The two sides of E07, before and after the acknowledgement, are one moment: a script does both."""
     rescuer = workers.start(*LEASE, model=MODEL).ready()

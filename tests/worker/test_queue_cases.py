@@ -17,9 +17,19 @@ from broker.watch import follow
 from millstream import Client, Job
 from protocol import JobNotFound, RequestError, TokenEvent
 from tests.broker.test_scripts_lease import FOREIGN
-from tests.worker.harness import Workers, ended, logged, nothing_left, result, submit, until, words
+from tests.worker.harness import (
+    ON_BOTH_SERVERS,
+    Workers,
+    ended,
+    logged,
+    nothing_left,
+    result,
+    submit,
+    until,
+    words,
+)
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, ON_BOTH_SERVERS]
 
 
 @pytest.fixture

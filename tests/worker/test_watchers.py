@@ -27,6 +27,7 @@ from protocol import JobNotFound, TokenEvent
 from tests.proxy import Proxy
 from tests.servers import ValkeyServer
 from tests.worker.harness import (
+    ON_BOTH_SERVERS,
     Workers,
     ended,
     logged,
@@ -106,6 +107,7 @@ def subscriptions_cut(queue: Queue) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
+@ON_BOTH_SERVERS
 @pytest.mark.parametrize("is_cut", [False, True], ids=["undisturbed", "cut off again and again"])
 def test_e11_many_watchers_of_one_job(queue: Queue, workers: Workers, is_cut: bool) -> None:
     """From before the start, after 5 words, after 20, slow, killed half-way, and after the end."""
@@ -144,6 +146,7 @@ def end_of(queue: Queue) -> float:
     return time.monotonic()
 
 
+@ON_BOTH_SERVERS
 def test_e11_nobody_watches_and_then_it_has_expired(queue: Queue, workers: Workers) -> None:
     """That nobody hears a PUBLISH is no error. Afterwards it is served from the result, and then said to be gone."""
     workers.start(model="dry-run:words").ready()
@@ -199,6 +202,7 @@ def test_a_slow_server_slows_the_engine_and_fills_no_memory(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@ON_BOTH_SERVERS
 def test_e04_a_long_job_and_its_neighbours_stay_with_an_owner_that_lives(
     queue: Queue, workers: Workers
 ) -> None:
