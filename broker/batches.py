@@ -97,10 +97,17 @@ def submit(keys: Keys, batch_id: str, window_s: int, fields: Mapping[str, str | 
     return _call(keys, "batch_submit", batch_id, (window_s, *_pairs(fields)), bool)
 
 
-def note(keys: Keys, batch_id: str, slice_: int, done: tuple[int, int] | None = None) -> Call[Status | None]:
-    """Tell how many rows are completed and failed; the status, or None for a slice that was replaced."""
+def note(
+    keys: Keys, batch_id: str, slice_: int, done: tuple[int, int] | None = None, why: str = ""
+) -> Call[Status | None]:
+    """Tell how a slice comes on; the batch's status, or None for a slice that was replaced.
+
+    Args:
+        done: rows that are completed and failed.
+        why: what holds the batch up; a slice that ends takes it back.
+    """
     counts: tuple[Arg, ...] = done or ("", "")
-    return _call(keys, "batch_note", batch_id, (slice_, *counts), _status)
+    return _call(keys, "batch_note", batch_id, (slice_, *counts, why), _status)
 
 
 def advance(
@@ -144,17 +151,6 @@ def server_time(queue: Queue) -> int:
     client: Any = queue.client
     seconds, _ = client.time()
     return int(seconds)
-
-
-def explain(queue: Queue, batch_id: str, why: str) -> None:
-    """Say what holds a batch up; the next slice that ends takes it back."""
-    client: Any = queue.client
-    with client.pipeline() as pipe:  # as a transaction: nothing is written beside a batch that is gone
-        pipe.watch(queue.keys.batch(batch_id))
-        if pipe.exists(queue.keys.batch(batch_id)):
-            pipe.multi()
-            pipe.hset(queue.keys.batch(batch_id), "note", why)
-            pipe.execute(raise_on_error=False)
 
 
 def forget(queue: Queue, batch_id: str) -> None:

@@ -4,8 +4,11 @@
     order.json          what was asked
     input-0 ...         copies of the inputs
     rows, index         the rows to ask, unpacked, and where each begins (`rows.py`)
-    outcomes            which of them are done (`outcomes.py`)
-    output.jsonl, output.errors.jsonl      made at the end, in one step
+    names               who has which name, while rows are checked (`names.py`)
+    outcomes            which rows are done (`outcomes.py`)
+    checking.json, finalising.json         how far the first and the last slices are
+    checked.json, ended.json               what they found
+    output.jsonl, output.errors.jsonl      made at the end
     output.jsonl.run/   manifest.json, spool: as those of `millstream generate`
     lock                held by the process that works on it
 """
@@ -23,13 +26,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from broker.batches import Ending
 from producer.bulk.inputs import Format, Input, Inputs
 from producer.bulk.manifest import Manifest, sync_folder, write_durably
 from producer.bulk.places import Places
 from producer.bulk.requests import Requests
 from protocol import MillstreamError
 
-FINISHED_WITH = ("rows", "index", "outcomes")
+FINISHED_WITH = ("rows", "index", "outcomes", "names", "checking.json", "finalising.json")
 """Of no use once the output is there."""
 
 
@@ -63,7 +67,9 @@ class Checked(BaseModel):
     rows: int
     """Rows to ask."""
     bad: int
-    """Rows that cannot be asked; they are in the spool."""
+    """Rows that cannot be asked."""
+    bad_end: int
+    """Where their records, with which the spool begins, end."""
     endpoint: str
     torn: list[str]
     """What of the input was missing, in words."""
@@ -72,6 +78,14 @@ class Checked(BaseModel):
     def total(self) -> int:
         """Rows of the input."""
         return self.rows + self.bad
+
+
+class Ended(BaseModel):
+    """How a batch ended, once its files are in their places."""
+
+    status: Ending
+    completed: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,15 @@ class Folder:
     @property
     def outcomes(self) -> Path:
         return self.path / "outcomes"
+
+    @property
+    def names(self) -> Path:
+        return self.path / "names"
+
+    @property
+    def was_checked(self) -> bool:
+        """Whether validation is over."""
+        return (self.path / "checked.json").exists()
 
     def order(self) -> BatchOrder:
         """What was asked.
@@ -129,6 +152,17 @@ class Folder:
         """Keep what validation found; durable on return."""
         write_durably(self.path / "checked.json", checked.model_dump_json().encode())
 
+    def ended(self) -> Ended | None:
+        """How the batch ended; None: it has not, or it has failed."""
+        try:
+            return Ended.model_validate_json((self.path / "ended.json").read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def end(self, ended: Ended) -> None:
+        """Keep how the batch ended; durable on return."""
+        write_durably(self.path / "ended.json", ended.model_dump_json().encode())
+
     def make(self, order: BatchOrder, manifest: Manifest) -> None:
         """Write what was asked into the folder, which is there; durable on return."""
         ending = "parquet" if manifest.format == "parquet" else "jsonl"
@@ -141,8 +175,8 @@ class Folder:
     def drop_work(self) -> None:
         """Delete what the output was made of."""
         self.places().spool.unlink(missing_ok=True)
-        for name in FINISHED_WITH:
-            (self.path / name).unlink(missing_ok=True)
+        for path in [*(self.path / name for name in FINISHED_WITH), *self.places().folder.glob("*.new*")]:
+            path.unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Delete everything."""

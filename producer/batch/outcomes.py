@@ -2,6 +2,7 @@
 
     outcomes   (end of the spool as far as it is counted here)  8 bytes
                0 to do | 1 answered | 2 failed                  a byte a row
+               where the row's record begins in the spool       8 bytes a row
 
 A slice opens it without reading the spool: only what the slice before had no time to count, which is a batch of
 records or half of one. The spool is written and synced first, so a record that counts is durable.
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import Self
 
 from producer.batch.folder import Folder
+from producer.batch.growing import disk_faults
 from producer.batch.rows import Rows
 from producer.bulk.records import Record
 from producer.bulk.spool import encoded, whole_records
-from protocol import MillstreamError
 
-_END = struct.Struct("=Q")
+_PLACE = struct.Struct("=Q")
 TO_DO, ANSWERED, FAILED = 0, 1, 2
 
 
@@ -39,15 +40,19 @@ class Outcomes:
         self._spool_path = spool
         self._file = os.open(path, os.O_RDWR)
         self._spool = os.open(spool, os.O_RDWR)
-        (self._end,) = _END.unpack(os.pread(self._file, _END.size, 0))
-        self._done = bytearray(os.pread(self._file, len(rows), _END.size).ljust(len(rows), b"\0"))
+        (self._end,) = _PLACE.unpack(os.pread(self._file, _PLACE.size, 0))
+        self._done = bytearray(os.pread(self._file, len(rows), _PLACE.size).ljust(len(rows), b"\0"))
         self._catch_up()
 
     @staticmethod
-    def create(path: Path, spool: Path) -> None:
-        """Begin the file: what is in the spool are rows that will not be asked."""
+    def create(path: Path, end: int) -> None:
+        """Begin the file; durable on return.
+
+        Args:
+            end: of the spool: so far it holds rows that will not be asked.
+        """
         with path.open("wb") as file:
-            file.write(_END.pack(spool.stat().st_size))
+            file.write(_PLACE.pack(end))
             file.flush()
             os.fsync(file.fileno())
 
@@ -70,6 +75,11 @@ class Outcomes:
         """Whether a row is done."""
         return self._done[number] != TO_DO
 
+    def begin(self, number: int) -> int:
+        """Where the record of a row that is done begins in the spool."""
+        begin: int = _PLACE.unpack(os.pread(self._file, _PLACE.size, self._place_of(number)))[0]
+        return begin
+
     def append(self, records: Sequence[Record]) -> None:
         """Keep the records of rows that have none; durable on return.
 
@@ -80,15 +90,12 @@ class Outcomes:
         fresh = {number: record for number, record in fresh.items() if not self.is_done(number)}
         if not fresh:
             return
-        block = b"".join(map(encoded, fresh.values()))
-        try:
-            _write(self._spool, block, self._end)
-            self._count({number: record.answered for number, record in fresh.items()}, len(block))
-        except OSError as error:
-            raise MillstreamError(
-                f"cannot write {self._spool_path}: {error.strerror}. What is done is kept: make room, and the batch "
-                "goes on"
-            ) from None
+        blocks = list(map(encoded, fresh.values()))
+        with disk_faults(self._spool_path):
+            _write(self._spool, b"".join(blocks), self._end)
+            for (number, record), block in zip(fresh.items(), blocks, strict=True):
+                self._take(number, record.answered, len(block))
+            self._count()
 
     def close(self) -> None:
         """Close the files."""
@@ -103,20 +110,24 @@ class Outcomes:
 
     def _catch_up(self) -> None:
         """Count the records that the process before wrote at its end, and cut off half a one."""
-        uncounted: dict[int, bool] = {}
-        size = 0
         for position, answered, length in whole_records(self._spool_path, self._end):
-            uncounted[self._rows.number(position)] = answered
-            size += length
-        os.ftruncate(self._spool, self._end + size)
-        self._count(uncounted, size)
+            self._take(self._rows.number(position), answered, length)
+        os.ftruncate(self._spool, self._end)
+        self._count()
 
-    def _count(self, answered: dict[int, bool], size: int) -> None:
-        for number, is_answered in answered.items():
-            self._done[number] = ANSWERED if is_answered else FAILED
-            os.pwrite(self._file, self._done[number : number + 1], _END.size + number)
-        self._end += size
-        _write(self._file, _END.pack(self._end), 0)
+    def _take(self, number: int, answered: bool, length: int) -> None:
+        """Take in the record that follows in the spool."""
+        os.pwrite(self._file, _PLACE.pack(self._end), self._place_of(number))
+        self._done[number] = ANSWERED if answered else FAILED
+        os.pwrite(self._file, self._done[number : number + 1], _PLACE.size + number)
+        self._end += length
+
+    def _count(self) -> None:
+        """What was taken in counts; durable on return."""
+        _write(self._file, _PLACE.pack(self._end), 0)
+
+    def _place_of(self, number: int) -> int:
+        return _PLACE.size + len(self._done) + _PLACE.size * number
 
 
 @contextmanager

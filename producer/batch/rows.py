@@ -13,38 +13,46 @@ import os
 import struct
 from bisect import bisect_left
 from pathlib import Path
-from typing import Self
 
+from producer.batch.growing import Growing
 from producer.bulk.lines import Line, file_and_line
 
 _ENTRY = struct.Struct("=QQ")
 
 
 class RowsWriter:
-    """Writes both files; `close` makes them durable."""
+    """Writes both files."""
 
-    def __init__(self, rows: Path, index: Path) -> None:
-        self._rows = rows.open("wb")
-        self._index = index.open("wb")
-        self._end = 0
-        self.count = 0
+    def __init__(self, rows: Path, index: Path, count: int = 0, end: int = 0) -> None:
+        """
+        Args:
+            count: rows that are there.
+            end: bytes that they take.
+        """
+        self._rows = Growing(rows, end)
+        self._index = Growing(index, count * _ENTRY.size)
+        self.count = count
+
+    @property
+    def end(self) -> int:
+        """Bytes of `rows`."""
+        return self._rows.end
 
     def add(self, line: Line) -> None:
         """Append a row; its position is greater than those before."""
-        raw = f"{line.number} {line.kind} ".encode() + line.raw + b"\n"
-        self._rows.write(raw)
-        self._index.write(_ENTRY.pack(line.number, self._end))
-        self._end += len(raw)
+        self._index.write(_ENTRY.pack(line.number, self._rows.end))
+        self._rows.write(f"{line.number} {line.kind} ".encode() + line.raw + b"\n")
         self.count += 1
 
-    def __enter__(self) -> Self:
-        return self
+    def sync(self) -> None:
+        """Return once every row is durable."""
+        self._rows.sync()
+        self._index.sync()
 
-    def __exit__(self, *_: object) -> None:
-        for file in (self._rows, self._index):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
+    def close(self) -> None:
+        """Close the files."""
+        self._rows.close()
+        self._index.close()
 
 
 class Rows:
@@ -67,16 +75,20 @@ class Rows:
 
     def __getitem__(self, number: int) -> Line:
         """A row; those that follow each other are read fastest."""
-        position, offset = self._entries[2 * number], self._entries[2 * number + 1]
+        position, offset = self.position(number), self._entries[2 * number + 1]
         if self._file.tell() != offset:
             self._file.seek(offset)
         _, kind, raw = self._file.readline().split(b" ", 2)
         name = self._names[file_and_line(position)[0]] if self._names else None
         return Line(position, raw[:-1], kind=kind.decode(), file=name)  # type: ignore[arg-type]
 
+    def position(self, number: int) -> int:
+        """Where a row stands in the inputs."""
+        return self._entries[2 * number]
+
     def number(self, position: int) -> int:
         """The number of the row at a position, which is one of them."""
-        return bisect_left(range(len(self)), position, key=lambda number: self._entries[2 * number])
+        return bisect_left(range(len(self)), position, key=self.position)
 
     def close(self) -> None:
         """Close the files."""

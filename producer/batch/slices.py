@@ -1,11 +1,13 @@
 """A slice of a batch: what its status asks for, for a while; then the next one is put in line.
 
-    status        the slice                                              goes over to
-    validating    reads and checks every row (validating.py)             in_progress, failed
-    in_progress   asks and collects (asking.py), a minute at most        finalizing, once every row is done
-    cancelling    stops what runs (stopping.py), makes the files         cancelled
-    finalizing    the same where its window is over; makes the files     completed, expired
+    status        its slices                                             go over to
+    validating    read and check every row (validating.py)               in_progress, failed
+    in_progress   ask and collect (asking.py)                            finalizing, once every row is done
+    cancelling    stop what runs (stopping.py), make the files           cancelled
+    finalizing    the same where its window is over; make the files      completed, expired
     ended         tells the webhook (webhook.py)
+
+Each ends after a minute at most, and the next one goes on where it stopped.
 
 Killed at any moment, it is done again: the folder says what is done, the hash which slice may go on. One process has
 the folder at a time; one that was given up, and lives, can tell the server nothing.
@@ -33,7 +35,7 @@ from producer.batch import webhook
 from producer.batch.asking import run_rows
 from producer.batch.chain import Chain
 from producer.batch.finalising import finalise
-from producer.batch.folder import Folder
+from producer.batch.folder import Checked, Ended, Folder
 from producer.batch.outcomes import opened
 from producer.batch.stopping import stop_rows
 from producer.batch.validating import validate
@@ -63,14 +65,14 @@ def work(queue: str, batch_id: str, number: int) -> None:
                 Slice(held, chain, batch_id, number).work()
         except (MillstreamError, OSError) as error:
             log.warning("%s: slice %d stopped, and is tried again: %s", batch_id, number, error)
-            _explain(held, batch_id, str(error))
+            _explain(held, batch_id, number, str(error))
         finally:
             held.close()
 
 
-def _explain(queue: Queue, batch_id: str, why: str) -> None:
+def _explain(queue: Queue, batch_id: str, number: int, why: str) -> None:
     try:
-        batches.explain(queue, batch_id, why)
+        queue.run(batches.note(queue.keys, batch_id, number, why=why))
     except redis.RedisError:
         log.warning("%s: the server is away, and cannot be told", batch_id)
 
@@ -84,6 +86,7 @@ class Slice:
     batch_id: str
     number: int
     by: str = field(default_factory=lambda: secrets.token_hex(8))
+    began: float = field(default_factory=time.monotonic)
 
     def work(self) -> None:
         """Do what the batch's status asks for, and put the next slice in line.
@@ -107,63 +110,74 @@ class Slice:
 
     def _do(self, batch: Batch, status: Status, folder: Folder) -> Status | None:
         """The status after the slice; None: nothing more is to do now."""
+        if status in ENDED:
+            self._tell(batch, folder)
+            return None
+        if (ended := folder.ended()) is not None:
+            return self._close(batch, folder, ended)
         match status:
             case "validating":
                 return self._validate(batch, folder)
             case "in_progress":
                 return self._run(folder)
-            case "cancelling" | "finalizing":
-                return self._end(folder)
             case _:
-                self._tell(batch, folder)
-                return None
+                return self._end(batch, folder)
 
     def _validate(self, batch: Batch, folder: Folder) -> Status | None:
+        def go_on(how_far: str) -> bool:
+            return self._note(why=how_far) is not None and self._has_time()
+
         try:
-            checked = validate(folder)
+            checked = validate(folder, go_on)
         except (Refused, RequestError) as error:
+            folder.drop_work()
             fault = {"code": "invalid_input", "message": str(error), "line": None, "param": None}
             return self._advance("*", "failed", errors=json.dumps([fault]), **_telling(batch))
-        return self._advance(
-            "validating",  # cancelled meanwhile, it stays so
-            "in_progress",
-            checked=1,
-            total=checked.total,
-            failed=checked.bad,
-            endpoint=checked.endpoint,
-            torn=json.dumps(checked.torn),
-        )
+        if checked is None:
+            return self._advance("*", None)
+        # cancelled meanwhile, it stays so
+        return self._advance("validating", "in_progress", failed=checked.bad, **_counted(checked))
 
     def _run(self, folder: Folder) -> Status | None:
-        began = time.monotonic()
         with opened(folder) as (outcomes, rows):
 
             def go_on(why_not: str) -> bool:
-                if self._note((outcomes.answered, outcomes.failed)) != "in_progress":
-                    return False
-                if why_not:
-                    batches.explain(self.queue, self.batch_id, why_not)
-                longest_s = SHORTEST_S if self.chain.others_wait() else LONGEST_S
-                return time.monotonic() - began < longest_s and not leave.is_set()
+                status = self._note((outcomes.answered, outcomes.failed), why_not)
+                return status == "in_progress" and self._has_time()
 
             all_done = run_rows(folder, self.queue, outcomes, rows, go_on)
             self._note((outcomes.answered, outcomes.failed))
         return self._advance("in_progress", "finalizing" if all_done else None)
 
-    def _end(self, folder: Folder) -> Status | None:
-        batch = batches.show(self.queue, self.batch_id)
-        if batch is None:
-            return None
+    def _end(self, batch: Batch, folder: Folder) -> Status | None:
         if not batch.checked:  # cancelled before: its rows are counted first
             return self._validate(batch, folder)
-        if batch.ending != "completed":
-            with opened(folder) as (outcomes, rows):
-                stop_rows(folder, self.queue, outcomes, rows, batch.ending)
-        answered, failed = finalise(folder)
-        status = self._advance("*", batch.ending, completed=answered, failed=failed, **_telling(batch))
-        if status is not None:
-            folder.drop_work()
-        return status
+        now = batches.show(self.queue, self.batch_id)
+        if now is None:
+            return None
+        with opened(folder) as (outcomes, rows):
+
+            def go_on() -> bool:
+                return self._note((outcomes.answered, outcomes.failed)) is not None and self._has_time()
+
+            stopped = now.ending == "completed" or stop_rows(
+                folder, self.queue, outcomes, rows, now.ending, go_on
+            )
+            if not stopped or not finalise(folder, outcomes, rows, go_on):
+                return self._advance("*", None)
+            ended = Ended(status=now.ending, completed=outcomes.answered, failed=outcomes.failed)
+        folder.end(ended)
+        return self._close(batch, folder, ended)
+
+    def _close(self, batch: Batch, folder: Folder, ended: Ended) -> Status | None:
+        """Tell the server of a batch whose files are in their places."""
+        folder.drop_work()
+        counts = {"completed": ended.completed, "failed": ended.failed, **_counted(folder.checked())}
+        return self._advance("*", ended.status, **counts, **_telling(batch))
+
+    def _has_time(self) -> bool:
+        longest_s = SHORTEST_S if self.chain.others_wait() else LONGEST_S
+        return time.monotonic() - self.began < longest_s and not leave.is_set()
 
     def _tell(self, batch: Batch, folder: Folder) -> None:
         url = folder.order().webhook
@@ -182,8 +196,8 @@ class Slice:
         due = batches.server_time(self.queue) + webhook.wait_s(tries)
         self._advance("*", None, webhook_tries=tries, webhook_at=due, note=f"webhook: {fault}")
 
-    def _note(self, done: tuple[int, int] | None = None) -> Status | None:
-        return self.queue.run(batches.note(self.queue.keys, self.batch_id, self.number, done))
+    def _note(self, done: tuple[int, int] | None = None, why: str = "") -> Status | None:
+        return self.queue.run(batches.note(self.queue.keys, self.batch_id, self.number, done, why))
 
     def _advance(self, start: Start, to: Status | None, **fields: str | int) -> Status | None:
         call = batches.advance(self.queue.keys, self.batch_id, self.number, self.by, start, to, **fields)
@@ -191,6 +205,16 @@ class Slice:
         if status is not None and status == to:
             log.info("%s: %s", self.batch_id, status)
         return status
+
+
+def _counted(checked: Checked) -> dict[str, str | int]:
+    """What the hash is told of a batch's input."""
+    return {
+        "checked": 1,
+        "total": checked.total,
+        "endpoint": checked.endpoint,
+        "torn": json.dumps(checked.torn),
+    }
 
 
 def _telling(batch: Batch) -> dict[str, str]:

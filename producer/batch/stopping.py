@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from broker import calls
 from broker.queue import Queue
@@ -26,8 +27,13 @@ WHY = {
 }
 
 
-def stop_rows(folder: Folder, queue: Queue, outcomes: Outcomes, rows: Rows, ending: str) -> None:
+def stop_rows(
+    folder: Folder, queue: Queue, outcomes: Outcomes, rows: Rows, ending: str, go_on: Callable[[], bool]
+) -> bool:
     """Give every row an outcome, and leave nothing of the batch on the queue. Again: what is left of it.
+
+    Args:
+        go_on: called for each thousand rows; where it says no, the rest is for another slice (False).
 
     Raises:
         redis.RedisError: the server could not be reached; nothing is lost.
@@ -46,9 +52,12 @@ def stop_rows(folder: Folder, queue: Queue, outcomes: Outcomes, rows: Rows, endi
             pending.append(_not_run(rows, number, code, message))
             number = outcomes.next_to_do(number + 1)
         outcomes.append(pending)
+        if number is not None and not go_on():
+            return False
     for batch in _pieces(jobs):
         queue.run(calls.forget(queue.keys, run, [(job_id, _NO_ENTRY) for job_id in batch]))
     queue.client.delete(queue.keys.done(run))
+    return True
 
 
 def _keep_answers(queue: Queue, jobs: list[str], outcomes: Outcomes, rows: Rows) -> None:

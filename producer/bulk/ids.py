@@ -42,7 +42,7 @@ def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
             looked at.
     """
     first = next(_rows(inputs), None)
-    name_column = first and name_column_of(first, column)
+    name_column = None if first is None else name_column_of(first, column)
     if name_column is None:
         return
     nameless = 0
@@ -50,20 +50,21 @@ def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
     def keys() -> Iterator[int]:
         nonlocal nameless
         for row in _rows(inputs):
-            if unnamed(row, name_column) is None:
-                yield _key(row.columns[name_column])
-            else:
+            if unnamed(row, name_column):
                 nameless += 1
+            else:
+                yield _key(row.columns[name_column])
 
     repeated = _repeated(keys())
     if not repeated and not nameless:
         return
     seen: dict[str, int] = {}
     for row in _rows(inputs):
-        name = row.columns.get(name_column)
         if (fault := unnamed(row, name_column)) is not None:
             yield BadId(row, fault)
-        elif _key(name) in repeated and (before := seen.setdefault(name, row.line)) != row.line:
+            continue
+        name = row.columns[name_column]
+        if _key(name) in repeated and (before := seen.setdefault(name, row.line)) != row.line:
             yield BadId(row, taken(name_column, before))
 
 

@@ -8,24 +8,26 @@ else                  the columns' types are read off the rows, in one pass befo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from producer.bulk.inputs import Inputs
-from producer.bulk.lines import position
+from producer.bulk.lines import file_and_line, position
 from producer.bulk.manifest import RowOrder
-from producer.bulk.parquet_rows import open_parquet
+from producer.bulk.parquet_rows import groups_after, open_parquet
 from producer.bulk.records import Record
 from producer.refusal import Refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 ENDINGS = (".parquet", ".pq")
-_AT_ONCE = 2000
+AT_ONCE = 2000
+"""Rows of a row group."""
 _ANSWER = {
     "completion": "string",
     "finish_reason": "string",
@@ -67,9 +69,26 @@ class Table:
 
     schema: pa.Schema
     """Of the columns that were read, then of the fixed ones."""
-    fixed: dict[str, str]
-    mixed: frozenset[str]
+    kind: Kind
+    mixed: frozenset[str] = frozenset()
     """Columns that hold JSON, since their values agree on no type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One of the two files: which columns are always there, and what a record says in them."""
+
+    fixed: dict[str, str]
+    row_of: Callable[[Record], dict[str, Any]]
+
+    def table(self, read: pa.Schema, mixed: Iterable[str] = ()) -> Table:
+        """The columns that were read, and the fixed ones: after them in the output, before them in the error file."""
+        import pyarrow as pa
+
+        own = [pa.field(name, pa.type_for_alias(kind)) for name, kind in self.fixed.items()]
+        columns = [field for field in read if field.name not in self.fixed]
+        fields = [*columns, *own] if self is ANSWERS else [*own, *columns]
+        return Table(pa.schema(fields, metadata=read.metadata), self, frozenset(mixed))
 
 
 def write_answers(path: Path, records: Callable[[], Iterator[Record]], inputs: Inputs) -> None:
@@ -78,7 +97,7 @@ def write_answers(path: Path, records: Callable[[], Iterator[Record]], inputs: I
     Raises:
         OSError: the disk did not take them.
     """
-    _write(path, records, inputs, _ANSWER, _answer)
+    _write(path, records, inputs, ANSWERS)
 
 
 def write_errors(path: Path, records: Callable[[], Iterator[Record]], inputs: Inputs) -> None:
@@ -87,37 +106,46 @@ def write_errors(path: Path, records: Callable[[], Iterator[Record]], inputs: In
     Raises:
         OSError: the disk did not take them.
     """
-    _write(path, records, inputs, _ERROR, _flat_error)
+    _write(path, records, inputs, ERRORS)
 
 
-def _write(
-    path: Path,
-    records: Callable[[], Iterator[Record]],
-    inputs: Inputs,
-    fixed: dict[str, str],
-    row_of: Callable[[Record], dict[str, Any]],
-) -> None:
+def _write(path: Path, records: Callable[[], Iterator[Record]], inputs: Inputs, kind: Kind) -> None:
     import pyarrow.parquet as pq
 
-    read = _from_inputs(inputs)
-    table = _table(read, map(row_of, records()), fixed)
-    source = _SourceRows(inputs, table) if read is not None else None
-    left = records()
+    read = columns_of(inputs)
+    source = None
+    if read is None:
+        types = Types(kind)
+        for batch in batched(records()):
+            types.take(batch)
+        table = types.table()
+    else:
+        table = kind.table(read)
+        source = SourceRows(inputs, table)
     with pq.ParquetWriter(path, table.schema) as writer:
-        while batch := list(islice(left, _AT_ONCE)):
-            rows = list(map(row_of, batch))
-            writer.write_table(_columns(table, rows, source, [record.line for record in batch]))
+        for batch in batched(records()):
+            writer.write_table(table_of(table, batch, source))
 
 
-def _columns(
-    table: Table, rows: Sequence[dict[str, Any]], source: _SourceRows | None, lines: Sequence[int]
-) -> pa.Table:
+def batched(items: Iterator[T]) -> Iterator[list[T]]:
+    """As many as make a row group."""
+    while batch := list(islice(items, AT_ONCE)):
+        yield batch
+
+
+def table_of(table: Table, records: Sequence[Record], source: SourceRows | None) -> pa.Table:
+    """Records as columns.
+
+    Args:
+        source: has the columns of the input, whose order the records follow; None: the records have them.
+    """
     import pyarrow as pa
 
-    read = source.take(lines) if source is not None else None
+    rows = list(map(table.kind.row_of, records))
+    read = source.take([record.line for record in records]) if source is not None else None
     arrays = []
     for field in table.schema:
-        if field.name in table.fixed:
+        if field.name in table.kind.fixed:
             values = [_fixed(row.get(field.name), field.type) for row in rows]
         elif read is not None:
             arrays.append(read[field.name])
@@ -130,37 +158,53 @@ def _columns(
     return pa.Table.from_arrays(arrays, schema=table.schema)
 
 
-def _table(read: pa.Schema | None, rows: Iterator[dict[str, Any]], fixed: dict[str, str]) -> Table:
-    import pyarrow as pa
+class Types:
+    """The types of columns whose input does not tell them, as far as the rows were read."""
 
-    mixed: frozenset[str] = frozenset()
-    if read is None:
-        read, mixed = _inferred(rows, fixed)
-    own = [pa.field(name, pa.type_for_alias(kind)) for name, kind in fixed.items()]
-    columns = [field for field in read if field.name not in fixed]
-    fields = [*columns, *own] if fixed is _ANSWER else [*own, *columns]
-    return Table(pa.schema(fields, metadata=read.metadata), fixed, mixed)
+    def __init__(self, kind: Kind, read: pa.Schema | None = None, mixed: Iterable[str] = ()) -> None:
+        """
+        Args:
+            read: what `schema` was at an earlier time.
+        """
+        self._kind = kind
+        self._types: dict[str, pa.DataType] = (
+            {} if read is None else dict(zip(read.names, read.types, strict=True))
+        )
+        self.mixed = set(mixed)
+        """Columns that hold JSON, since their values agree on no type."""
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the columns that are not fixed; a column of nothing but nulls has the type null."""
+        import pyarrow as pa
 
-def _inferred(rows: Iterator[dict[str, Any]], fixed: dict[str, str]) -> tuple[pa.Schema, frozenset[str]]:
-    """The type of each column over all rows."""
-    import pyarrow as pa
+        return pa.schema(list(self._types.items()))
 
-    types: dict[str, pa.DataType] = {}
-    mixed: set[str] = set()
-    while batch := list(islice(rows, _AT_ONCE)):
-        names = {name: None for row in batch for name in row if name not in fixed}
+    def take(self, records: Sequence[Record]) -> None:
+        """Widen the types so that they hold these rows."""
+        import pyarrow as pa
+
+        rows = list(map(self._kind.row_of, records))
+        names = {name: None for row in rows for name in row if name not in self._kind.fixed}
         for name in names:
-            if name in mixed:
+            if name in self.mixed:
                 continue
             try:
-                found = pa.array([row.get(name) for row in batch]).type
-                types[name] = _wider(types.get(name, pa.null()), found)
+                found = pa.array([row.get(name) for row in rows]).type
+                self._types[name] = _wider(self._types.get(name, pa.null()), found)
             except (pa.ArrowException, OverflowError):
-                mixed.add(name)
-                types[name] = pa.string()
-    fields = [pa.field(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in types.items()]
-    return pa.schema(fields), frozenset(mixed)
+                self.mixed.add(name)
+                self._types[name] = pa.string()
+
+    def table(self) -> Table:
+        """What the file will hold."""
+        import pyarrow as pa
+
+        fields = [
+            pa.field(name, pa.string() if pa.types.is_null(type) else type)
+            for name, type in self._types.items()
+        ]
+        return self._kind.table(pa.schema(fields), self.mixed)
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -175,7 +219,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     return pa.unify_schemas(schemas, promote_options="permissive").field("x").type
 
 
-def _from_inputs(inputs: Inputs) -> pa.Schema | None:
+def columns_of(inputs: Inputs) -> pa.Schema | None:
     """The columns of the inputs, where all of them are Parquet and agree."""
     if not _all_parquet(inputs):
         return None
@@ -188,12 +232,16 @@ def _all_parquet(inputs: Inputs) -> bool:
     return all(one.format == "parquet" for one in inputs.inputs)
 
 
-class _SourceRows:
+class SourceRows:
     """The input's rows, read along in order, batch by batch."""
 
-    def __init__(self, inputs: Inputs, table: Table) -> None:
-        self._names = [name for name in table.schema.names if name not in table.fixed]
-        self._batches = self._read(inputs)
+    def __init__(self, inputs: Inputs, table: Table, after: int = 0) -> None:
+        """
+        Args:
+            after: the position of a row: only those that follow it are wanted.
+        """
+        self._names = [name for name in table.schema.names if name not in table.kind.fixed]
+        self._batches = self._read(inputs, after)
         self._first = self._end = 0
         self._batch: Any = None
 
@@ -213,10 +261,13 @@ class _SourceRows:
             at = upto
         return pa.Table.from_batches(parts).combine_chunks()
 
-    def _read(self, inputs: Inputs) -> Iterator[tuple[int, Any]]:
-        for number, path in enumerate(inputs.paths):
-            first = position(number, 1)
-            for batch in open_parquet(path).iter_batches(batch_size=_AT_ONCE, columns=self._names):
+    def _read(self, inputs: Inputs, after: int) -> Iterator[tuple[int, Any]]:
+        first_file, row = file_and_line(after)
+        for number, path in enumerate(inputs.paths[first_file:], first_file):
+            file = open_parquet(path)
+            groups, before = groups_after(file, row if number == first_file else 0)
+            first = position(number, before + 1)
+            for batch in file.iter_batches(batch_size=AT_ONCE, columns=self._names, row_groups=groups):
                 yield first, batch
                 first += batch.num_rows
 
@@ -230,6 +281,10 @@ def _flat_error(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(record.payload)
     error = row.pop("error")
     return {**row, "code": error["code"], "message": error["message"]}
+
+
+ANSWERS = Kind(_ANSWER, _answer)
+ERRORS = Kind(_ERROR, _flat_error)
 
 
 def _fixed(value: Any, kind: pa.DataType) -> Any:

@@ -37,7 +37,7 @@ def read_parquet(path: Path, after: int = 0) -> Iterator[Line | BadRow]:
     import pyarrow as pa
 
     file = open_parquet(path)
-    groups, number = _groups_after(file, after)
+    groups, number = groups_after(file, after)
     try:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups):
             left_out = min(max(after - number, 0), batch.num_rows)
@@ -55,7 +55,7 @@ def read_parquet(path: Path, after: int = 0) -> Iterator[Line | BadRow]:
         raise Refused(f"{path} is damaged after row {number:,}: {_line_of(error)}") from None
 
 
-def _groups_after(file: Any, after: int) -> tuple[list[int], int]:
+def groups_after(file: Any, after: int) -> tuple[list[int], int]:
     """The row groups that hold rows after a row, and how many rows stand before them."""
     before = 0
     for group in range(file.num_row_groups):

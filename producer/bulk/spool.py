@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from producer.bulk.lines import file_and_line, position
+from producer.bulk.lines import file_and_line
 from producer.bulk.records import Record
 from protocol import MillstreamError
 
@@ -30,6 +30,12 @@ def encoded(record: Record) -> bytes:
     """A record as it stands in a spool."""
     sign = "+" if record.answered else "-"
     return f"{record.line} {record.digest} {sign} ".encode() + record.payload + b"\n"
+
+
+def decoded(raw: bytes) -> Record:
+    """A record of a spool, with its line end."""
+    line, digest, sign, payload = raw.split(b" ", 3)
+    return Record(int(line), digest.decode(), sign == b"+", payload[:-1])
 
 
 def whole_records(path: Path, start: int = 0) -> Iterator[tuple[int, bool, int]]:
@@ -97,21 +103,20 @@ class Spool:
     def records(self) -> Iterator[Record]:
         """The last record of each line, in the order of lines."""
         with self._path.open("rb") as file:
-            for number, offsets in enumerate(self._offsets):
-                for line, offset in enumerate(offsets):
+            for offsets in self._offsets:
+                for offset in offsets:
                     if offset != _NONE:
                         file.seek(offset)
-                        _, digest, sign, payload = file.readline().split(b" ", 3)
-                        yield Record(position(number, line), digest.decode(), sign == b"+", payload[:-1])
+                        yield decoded(file.readline())
 
     def as_finished(self) -> Iterator[Record]:
         """The last record of each line, in the order in which they were stored."""
         start = 0
         with self._path.open("rb") as file:
             for raw in file:
-                line, digest, sign, payload = raw.split(b" ", 3)
-                if self._offset(int(line)) == start:
-                    yield Record(int(line), digest.decode(), sign == b"+", payload[:-1])
+                record = decoded(raw)
+                if self._offset(record.line) == start:
+                    yield record
                 start += len(raw)
 
     def close(self) -> None:

@@ -273,6 +273,7 @@ CASES = [
     Case("batch_advance", "a slice ends", batch_advance),
     Case("batch_advance", "a slice that was replaced", batch_advance_by_another),
     Case("batch_note", "under way", lambda queue: batches.note(KEYS, batch(queue), 1, (1, 2))),
+    Case("batch_note", "held up", lambda queue: batches.note(KEYS, batch(queue), 1, why="no room")),
     Case("batch_note", "past its window", batch_note_past_its_window),
     Case("batch_cancel", "under way", lambda queue: batches.cancel(KEYS, batch(queue))),
     Case("batch_cancel", "unknown", lambda _: batches.cancel(KEYS, "nobody")),

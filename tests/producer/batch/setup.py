@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,16 @@ from producer.batch import slices, submitting
 from producer.batch.api_object import api_object
 from producer.batch.chain import Chain, rq_client, rq_queue_name
 from producer.batch.folder import Folder
+from producer.batch.slices import Slice
 from producer.batch.sweeping import sweep
 from producer.bulk.inputs import find_inputs
 from producer.bulk.wording import Wording
 
 ROWS = [{"custom_id": f"row-{number}", "prompt": f"prompt {number}"} for number in range(60)]
+
+
+class Death(BaseException):
+    """Stands for the end of a process."""
 
 
 class Bench:
@@ -61,6 +67,15 @@ class Bench:
         }
         asked = submitting.Asked(**{**plain, **changes})
         return submitting.submit(asked, self.queue, self.chain, self.folder / "batches")
+
+    def go(self, batch_id: str) -> int:
+        """Run slices without RQ until the batch has ended; how many. One that dies is run again."""
+        for count in range(1000):
+            if self.show(batch_id).has_ended:
+                return count
+            with suppress(Death):
+                Slice(self.queue, self.chain, batch_id, self.show(batch_id).slice).work()
+        raise AssertionError(f"{batch_id} does not end")
 
     def slice(self) -> None:
         """Run the slice that is next in line."""

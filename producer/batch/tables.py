@@ -1,0 +1,175 @@
+"""Output and errors of a batch as Parquet, in slices. A Parquet file cannot be gone on with once it is closed:
+
+types     of the columns that the inputs do not tell: all records are read once
+rows      a part a slice, each a file of whole row groups
+join      the parts become one file in one go, two million rows a second; one part alone is that file
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from producer.batch.spooled import START, Place
+from producer.bulk.inputs import Inputs
+from producer.bulk.manifest import write_durably
+from producer.bulk.parquet_output import (
+    ANSWERS,
+    Kind,
+    SourceRows,
+    Table,
+    Types,
+    batched,
+    columns_of,
+    table_of,
+)
+from producer.bulk.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE_S = 2.0
+"""How often it is asked whether to go on."""
+RecordsFrom = Callable[[Place], Iterator[tuple[Record, Place]]]
+
+
+class Made(BaseModel):
+    """How far a file is."""
+
+    place: Place = START
+    """In the records, while types are found and then while rows are written."""
+    types: str | None = None
+    """The schema so far, as Arrow serialises it, in base64."""
+    mixed: list[str] = []
+    typed: bool = False
+    parts: int = 0
+    complete: bool = False
+    """Whether the parts hold every row."""
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One of the two files on its way."""
+
+    kind: Kind
+    path: Path
+    inputs: Inputs
+    records: RecordsFrom
+    go_on: Callable[[], bool]
+
+    def write(self) -> bool:
+        """Write it; False where `go_on` says no. Again: it goes on.
+
+        Raises:
+            OSError: the disk did not take it.
+        """
+        made = self._made()
+        if made.whole:
+            return True
+        table = self._table(made)
+        if table is None or not (made.complete or self._write_part(made, table)):
+            return False
+        self._join(made, table)
+        made.whole = True
+        self._save(made)
+        for number in range(made.parts):
+            self._part(number).unlink(missing_ok=True)
+        return True
+
+    def _table(self, made: Made) -> Table | None:
+        read = columns_of(self.inputs)
+        if read is not None:
+            return self.kind.table(read)
+        types = Types(self.kind, _schema_of(made.types), made.mixed)
+        if made.typed:
+            return types.table()
+        due = time.monotonic() + PIECE_S
+        for group in batched(self._mine(made.place)):
+            types.take([record for record, _ in group])
+            if time.monotonic() >= due:
+                if not self.go_on():
+                    self._keep_types(made, types, group[-1][1], typed=False)
+                    return None
+                due = time.monotonic() + PIECE_S
+        self._keep_types(made, types, START, typed=True)
+        return types.table()
+
+    def _keep_types(self, made: Made, types: Types, place: Place, *, typed: bool) -> None:
+        made.place, made.typed, made.mixed = place, typed, sorted(types.mixed)
+        made.types = base64.b64encode(types.schema.serialize()).decode()
+        self._save(made)
+
+    def _write_part(self, made: Made, table: Table) -> bool:
+        """Write rows until all are written, or `go_on` says no (False)."""
+        import pyarrow.parquet as pq
+
+        with_source = columns_of(self.inputs) is not None
+        source = None
+        made.complete = True
+        due = time.monotonic() + PIECE_S
+        with pq.ParquetWriter(self._part(made.parts), table.schema) as writer:
+            for group in batched(self._mine(made.place)):
+                records = [record for record, _ in group]
+                if with_source and source is None:
+                    source = SourceRows(self.inputs, table, records[0].line - 1)
+                writer.write_table(table_of(table, records, source))
+                made.place = group[-1][1]
+                if time.monotonic() >= due:
+                    if not self.go_on():
+                        made.complete = False
+                        break
+                    due = time.monotonic() + PIECE_S
+        _sync(self._part(made.parts))
+        made.parts += 1
+        self._save(made)
+        return made.complete
+
+    def _join(self, made: Made, table: Table) -> None:
+        import pyarrow.parquet as pq
+
+        if made.parts == 1:
+            if self._part(0).exists():
+                self._part(0).replace(self.path)
+            return
+        with pq.ParquetWriter(self.path, table.schema) as writer:
+            for number in range(made.parts):
+                part = pq.ParquetFile(self._part(number))
+                for group in range(part.num_row_groups):
+                    writer.write_table(part.read_row_group(group))
+        _sync(self.path)
+
+    def _mine(self, place: Place) -> Iterator[tuple[Record, Place]]:
+        answered = self.kind is ANSWERS
+        return ((record, after) for record, after in self.records(place) if record.answered == answered)
+
+    def _part(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
+
+    @property
+    def _state(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
+
+    def _made(self) -> Made:
+        return Made.model_validate_json(self._state.read_bytes()) if self._state.exists() else Made()
+
+    def _save(self, made: Made) -> None:
+        write_durably(self._state, made.model_dump_json().encode())
+
+
+def _schema_of(types: str | None) -> pa.Schema | None:
+    import pyarrow as pa
+
+    return None if types is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(types)))
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
