@@ -56,6 +56,34 @@ class TerminalEvent(BaseModel):
 
 
 Event = Annotated[TokenEvent | TerminalEvent, Field(discriminator="type")]
+
+
+class _Token(msgspec.Struct, tag_field="type", tag="token", omit_defaults=True, gc=False):
+    """A `TokenEvent` as a worker writes it, as `StoredResult` is a `Result`."""
+
+    id: str
+    seq: int
+    attempt: int
+    choice: int
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
+
+
+class _Terminal(msgspec.Struct, omit_defaults=True, gc=False):
+    """A `TerminalEvent`, likewise."""
+
+    type: TerminalType
+    id: str
+    seq: int
+    attempt: int
+    code: str | None = None
+    message: str | None = None
+
+
 _TOKEN_PREFIX = '{"type":"token"'
 _PREFIX_LENGTH = len(_TOKEN_PREFIX)
 _ENCODER = msgspec.json.Encoder()
@@ -89,24 +117,20 @@ def encode_token(
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None,
 ) -> bytes:
     """A token event as bytes. The worker calls this for every running job at every step, so no model is built."""
-    event: dict[str, object] = {
-        "type": "token",
-        "id": job_id,
-        "seq": seq,
-        "attempt": attempt,
-        "choice": choice,
-        "text": text,
-        "token_ids": list(token_ids),
-    }
-    if finish_reason is not None:
-        event["finish_reason"] = finish_reason
-    if stop_reason is not None:
-        event["stop_reason"] = stop_reason
-    if logprobs:
-        event["logprobs"] = logprobs
-    if prompt_logprobs:
-        event["prompt_logprobs"] = prompt_logprobs
-    return _ENCODER.encode(event)
+    return _ENCODER.encode(
+        _Token(
+            job_id,
+            seq,
+            attempt,
+            choice,
+            text,
+            token_ids,
+            finish_reason,
+            stop_reason,
+            logprobs or None,
+            prompt_logprobs or None,
+        )
+    )
 
 
 def encode_terminal(
@@ -118,9 +142,4 @@ def encode_terminal(
     message: str | None = None,
 ) -> bytes:
     """A terminal event as bytes."""
-    event: dict[str, object] = {"type": kind, "id": job_id, "seq": seq, "attempt": attempt}
-    if code is not None:
-        event["code"] = code
-    if message is not None:
-        event["message"] = message
-    return _ENCODER.encode(event)
+    return _ENCODER.encode(_Terminal(kind, job_id, seq, attempt, code, message))

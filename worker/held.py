@@ -203,18 +203,18 @@ class Held:
 
     def _event(self, choice: int, pieces: Sequence[Piece]) -> bytes:
         """Pieces of one choice as one event."""
-        last = pieces[-1]
+        piece = pieces[0] if len(pieces) == 1 else _joined(choice, pieces)
         event = encode_token(
             self.id,
             self.next_seq,
             self.attempt,
             choice,
-            "".join(piece.text for piece in pieces),
-            [token_id for piece in pieces for token_id in piece.token_ids],
-            last.finish_reason,
-            last.stop_reason,
-            [logprob for piece in pieces for logprob in piece.logprobs or ()],
-            next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+            piece.text,
+            piece.token_ids,
+            piece.finish_reason,
+            piece.stop_reason,
+            piece.logprobs,
+            piece.prompt_logprobs,
         )
         self.next_seq += 1
         return event
@@ -224,3 +224,19 @@ class Held:
         while len(self._outputs) <= choice:
             self._outputs.append(Output())
         return self._outputs[choice]
+
+
+def _joined(choice: int, pieces: Sequence[Piece]) -> Piece:
+    """Pieces of one choice as one."""
+    last = pieces[-1]
+    return Piece(
+        last.key,
+        choice,
+        [token_id for piece in pieces for token_id in piece.token_ids],
+        "".join(piece.text for piece in pieces),
+        last.last,
+        last.finish_reason,
+        last.stop_reason,
+        [logprob for piece in pieces for logprob in piece.logprobs or ()],
+        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+    )
