@@ -120,7 +120,7 @@ def _go_on(places: Places, found: Manifest, asked: Manifest, redo_changed: bool)
         return found.written_like(asked)
     if not redo_changed:
         raise _asked_differently(places, found, asked)
-    if found.model != asked.model:
+    if found.answered_by() != asked.answered_by():
         return _anew(places, asked, found)
     return _redo(places, found, asked)
 

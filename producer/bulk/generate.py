@@ -24,7 +24,7 @@ from producer.bulk.interrupt import Interrupt
 from producer.bulk.lines import BadRow
 from producer.bulk.manifest import Finished, Manifest, OutputFormat, RowOrder
 from producer.bulk.output import Totals, publish
-from producer.bulk.own_worker import OwnWorker
+from producer.bulk.own_worker import OwnWorker, answering
 from producer.bulk.parquet_output import check_parquet, is_parquet
 from producer.bulk.places import Places, check, locked
 from producer.bulk.plan import planned
@@ -64,6 +64,8 @@ class Order:
     bad_ids: BadIds
     """Whether rows without a name of their own stop the run or become errors."""
     model: str | None
+    worker_flags: Sequence[str]
+    """For a worker of the run's own."""
     queue: str | None
     """None: the queue `default`, or one of the run's own where it brings its own worker."""
     redis_url: str | None
@@ -175,6 +177,11 @@ def _answer(
         server = stack.enter_context(Server(order.redis_url))
         own_worker = order.model is not None and order.queue is None and server.embedded
         name = order.queue or (manifest.run if own_worker else "default")
+        if order.worker_flags and not own_worker:
+            raise Refused(
+                "--worker-flags are for a worker of the run's own (--model, and neither --queue nor a Redis): "
+                f"start the workers of queue {name} with them"
+            )
         keys = keys_of(name)
         with interrupt.at_once():
             wait_until_ready(server.url, order.patience_s, keys)
@@ -209,7 +216,7 @@ def _answer(
         if own_worker and len(spool) < counts.total:
             assert order.model is not None
             screen.note(f"starting a worker with {order.model}")
-            worker = OwnWorker(order.model, name, server.url, places.worker_log)
+            worker = OwnWorker(order.model, order.worker_flags, name, server.url, places.worker_log)
             stack.callback(worker.stop)
         with faults_in_one_line(server.url):
             _work(run, worker, server, keys, order.patience_s, screen, interrupt)
@@ -297,4 +304,5 @@ def _new_manifest(order: Order) -> Manifest:
         id_column=order.id_column,
         format=order.format or ("parquet" if is_parquet(order.output) else "jsonl"),
         order=order.row_order,
+        worker=answering(order.worker_flags),
     )

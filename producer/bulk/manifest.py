@@ -80,6 +80,8 @@ class Manifest(BaseModel):
     run: str
     model: str | None
     """As the command named it."""
+    worker: dict[str, str] = {}
+    """Flags of the run's own worker that change what it answers."""
     params: SamplingParams
     """For rows that set none; saved as far as the command gave them."""
     rendering: dict[str, Any] = {}
@@ -109,11 +111,13 @@ class Manifest(BaseModel):
         id_column: str | None = None,
         format: OutputFormat = "jsonl",
         order: RowOrder = "input",
+        worker: Mapping[str, str] | None = None,
     ) -> Self:
         """A run that has not begun."""
         return cls(
             run=f"run-{secrets.token_hex(6)}",
             model=model,
+            worker=dict(worker or {}),
             params=SamplingParams(**defaults),
             rendering=dict(rendering),
             wording=wording,
@@ -161,6 +165,10 @@ class Manifest(BaseModel):
         """This run, writing its answers as another command would."""
         return self.model_copy(update=other._written())
 
+    def answered_by(self) -> dict[str, str | None]:
+        """The model, and how the run's own worker has it: with another one every row is another question."""
+        return {"model": self.model, **self.worker}
+
     def _written(self) -> dict[str, Any]:
         return {"format": self.format, "order": self.order, "id_column": self.id_column}
 
@@ -170,7 +178,7 @@ class Manifest(BaseModel):
 
     def _asked(self) -> dict[str, Any]:
         return {
-            "model": self.model,
+            **self.answered_by(),
             **self.params.model_dump(),
             **self.rendering,
             **self.wording.model_dump(),

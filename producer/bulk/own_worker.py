@@ -8,22 +8,50 @@ generate --- pipe, write end        the kernel closes it however generate ends,
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
+from producer.refusal import Refused
 from protocol import MillstreamError
 
 MOST_RESTARTS = 3
 STOP_S = 20.0
+ANSWERING = ("--dtype", "--kv-dtype", "--quantization", "--revision")
+"""Flags of the worker that change answers, so that a run keeps to them."""
+
+
+def read_flags(text: str) -> list[str]:
+    """The flags for the worker, as a shell would read them.
+
+    Raises:
+        Refused: a quote is left open.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise Refused(f"--worker-flags {text}: {error}") from None
+
+
+def answering(flags: Sequence[str]) -> Mapping[str, str]:
+    """Those that change answers, with their values."""
+    found: dict[str, str] = {}
+    for flag, behind in zip_longest(flags, flags[1:], fillvalue=""):
+        name, is_joined, value = flag.partition("=")
+        if name in ANSWERING:
+            found[name] = value if is_joined else behind
+    return found
 
 
 class OwnWorker:
     """One worker process, started again if it dies after it has answered."""
 
-    def __init__(self, model: str, queue: str, url: str, log: Path) -> None:
-        self._command = [sys.executable, "-m", "millstream", "worker", "--model", model]
+    def __init__(self, model: str, flags: Sequence[str], queue: str, url: str, log: Path) -> None:
+        self._command = [sys.executable, "-m", "millstream", "worker", *flags, "--model", model]
         # A short lease: nobody else waits for these jobs, and a worker that died is replaced at once.
         self._command += ["--queue", queue, "--redis-url", url, "--lease", "5"]
         self._model = model

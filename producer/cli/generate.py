@@ -55,6 +55,13 @@ def generate(
             "Else: refuse to be answered by a model of another name.",
         ),
     ] = None,
+    worker_flags: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FLAGS",
+            help="Flags of `millstream worker` for that worker: '--kv-dtype bfloat16 --max-num-seqs 32'.",
+        ),
+    ] = None,
     queue: Annotated[
         str | None,
         typer.Option(metavar="NAME", envvar="MILLSTREAM_QUEUE", help="Name of the queue. [default: default]"),
@@ -109,6 +116,7 @@ def generate(
     interrupt.listen()
     from producer.bulk.generate import Order, Report
     from producer.bulk.generate import generate as run
+    from producer.bulk.own_worker import read_flags
     from producer.cli import screen
 
     order = Order(
@@ -122,6 +130,7 @@ def generate(
         id_column=id_column,
         bad_ids=on_bad_ids,
         model=model,
+        worker_flags=read_flags(worker_flags or ""),
         queue=queue,
         redis_url=redis_url,
         window=window,

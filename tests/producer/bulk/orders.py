@@ -38,6 +38,7 @@ def order(source: Path, output: Path, url: str, **changes: Any) -> Order:
         id_column=None,
         bad_ids="refuse",
         model=None,
+        worker_flags=(),
         queue=None,
         redis_url=url,
         window=2000,

@@ -1,0 +1,92 @@
+"""Flags for the worker that a run brings along."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from producer.bulk.own_worker import answering, read_flags
+from producer.refusal import Refused
+from tests.producer.bulk.orders import read_rows, write_rows
+from tests.producer.program import Program
+
+
+@pytest.mark.parametrize(
+    ("text", "changing"),
+    [
+        ("", {}),
+        ("--max-num-seqs 32 --eager", {}),
+        ("--kv-dtype bfloat16 --max-num-seqs 32", {"--kv-dtype": "bfloat16"}),
+        ("--max-num-seqs=32 --kv-dtype=int8 --dtype 'float32'", {"--kv-dtype": "int8", "--dtype": "float32"}),
+        ("--dtype", {"--dtype": ""}),
+    ],
+)
+def test_flags_that_change_answers_are_told_from_the_others(text: str, changing: dict[str, str]) -> None:
+    assert answering(read_flags(text)) == changing
+
+
+def test_an_open_quote_is_refused() -> None:
+    with pytest.raises(Refused, match="--worker-flags --dtype 'x: No closing quotation"):
+        read_flags("--dtype 'x")
+
+
+def test_they_are_refused_where_others_bring_the_workers(program: Program, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    command = ["generate", source, "-o", tmp_path / "out.jsonl", "--worker-flags", "--kv-dtype bfloat16"]
+    for more in ([], ["--model", "dry-run:echo"], ["--queue", "q"]):
+        done = program(*command, *more)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "start the workers of queue" in done.stderr
+
+
+def generate(folder: Path, *flags: str) -> tuple[int, str]:
+    """`millstream generate` with a broker and a worker of its own: its exit code, and what it says."""
+    inherited = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "millstream",
+            "generate",
+            "in.jsonl",
+            "-o",
+            "out.jsonl",
+            "--model",
+            "dry-run:echo",
+            *flags,
+        ],
+        env={**inherited, "MILLSTREAM_STATE": str(folder / "state"), "MILLSTREAM_BROKER_IDLE_S": "2"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+def test_a_flag_that_the_worker_refuses_is_one_line(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype float3")
+    assert code == 1
+    assert "float3" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+@pytest.mark.long
+def test_a_run_keeps_to_them_where_they_change_answers(tmp_path: Path) -> None:
+    write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    assert generate(tmp_path, "--worker-flags", "--kv-dtype bfloat16")[0] == 0
+    code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype int8")
+    assert code == 2
+    assert "--kv-dtype: bfloat16, now int8" in errors
+    code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype bfloat16 --max-num-seqs 4")
+    assert code == 0
+    assert "nothing to do" in errors
+    code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype int8", "--redo-changed")
+    assert code == 0
+    assert "1 answered, 0 failed in" in errors, "asked again, not kept"
+    assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == ["a"]
