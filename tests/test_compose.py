@@ -24,10 +24,9 @@ from typing import Any
 import jsonschema
 import pytest
 import redis
-import rq
 import yaml
-from rq.serializers import JSONSerializer
 
+from producer.cli import exits
 from tests.servers import DebianRedisServer, ValkeyServer
 
 ROOT = Path(__file__).parents[1]
@@ -100,9 +99,9 @@ def test_services_lean_only_on_what_is_there() -> None:
 
 
 def test_who_starts_when() -> None:
-    """Plain `up`: Redis, the CPU's worker, RQ's. The GPU's by its profile, and it alone reserves a card."""
+    """Plain `up`: Redis, the CPU's worker, that of batches. The GPU's by its profile; it alone reserves a card."""
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
-    assert [name for name, wanted in profiles.items() if not wanted] == ["redis", "worker", "rq-worker"]
+    assert [name for name, wanted in profiles.items() if not wanted] == ["redis", "worker", "batch-worker"]
     assert profiles["worker-gpu"] == ["gpu"]
     reserving = [name for name, service in SERVICES.items() if "deploy" in service]
     assert reserving == ["worker-gpu"]
@@ -203,7 +202,10 @@ class Project:
         given = SERVICES[name].get("environment", {})
         here = {"PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(self.folder)}
         return here | {
-            key: value.replace("redis:6379", f"127.0.0.1:{self.port}") for key, value in given.items()
+            key: value.replace("redis:6379", f"127.0.0.1:{self.port}").replace(
+                "/batches", str(self.folder / "batches")
+            )
+            for key, value in given.items()
         }
 
     @contextmanager
@@ -297,9 +299,30 @@ def test_a_bulk_run_goes_through_the_producer(project: Project) -> None:
     assert [row["custom_id"] for row in written] == [row["custom_id"] for row in rows]
 
 
-def test_the_rq_worker_runs_jobs_of_its_queue(project: Project) -> None:
-    with project.running("rq-worker"), redis.Redis(port=project.port) as client:
-        queue = rq.Queue(command("rq-worker")[-1], connection=client, serializer=JSONSerializer)
-        result = queue.enqueue("operator.add", 2, 3).latest_result(timeout=30)
-        assert result is not None, (project.folder / "rq-worker.log").read_text()
-        assert result.return_value == 5
+def test_a_batch_goes_through_who_works_on_batches(project: Project) -> None:
+    (project.folder / "batch.jsonl").write_text('{"prompt": "say 1"}\n')
+    with project.running("worker"), project.running("batch-worker"):
+        submitted = project.run("producer", ["batch", "submit", "batch.jsonl"])
+        assert submitted.returncode == 0, submitted.stderr
+        fetch = ["batch", "fetch", submitted.stdout.strip(), "-o", "fetched.jsonl"]
+        deadline = time.monotonic() + 60
+        while (fetched := project.run("producer", fetch)).returncode == exits.NOT_YET:
+            assert time.monotonic() < deadline, (project.folder / "batch-worker.log").read_text()
+    assert fetched.returncode == 0, fetched.stderr
+    row = json.loads((project.folder / "fetched.jsonl").read_text())
+    assert row["completion"] == "say 1"
+
+
+def test_who_has_to_do_with_batches_sees_one_folder() -> None:
+    """The volume's folder is made in the image: what Docker makes by itself belongs to root."""
+    made = {
+        path
+        for name, rest in stages()["producer"]
+        if name == "RUN" and "install -d -o millstream" in rest
+        for path in rest.split()
+        if path.startswith("/")
+    }
+    for name in ("batch-worker", "producer"):
+        folder = SERVICES[name]["environment"]["MILLSTREAM_BATCH_DIR"]
+        assert f"batches:{folder}" in SERVICES[name]["volumes"]
+        assert folder in made
