@@ -20,6 +20,7 @@ from broker.queue import Queue
 from broker.script import Arg, Call, load
 
 T = TypeVar("T")
+SWEEP_EVERY_S = 30
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
 ]
@@ -86,6 +87,10 @@ class Batch:
         """Whether nothing of it will change any more."""
         return self.status in ENDED
 
+    def waits_at(self, now: float) -> bool:
+        """Whether a sweep may have something to do for it at a time: it goes on, tells its webhook, or is deleted."""
+        return not self.has_ended or self.webhook == "due" or now >= self.ended_at + self.retention_s
+
     @property
     def ended_at(self) -> int:
         """When it ended."""
@@ -151,6 +156,12 @@ def server_time(queue: Queue) -> int:
     client: Any = queue.client
     seconds, _ = client.time()
     return int(seconds)
+
+
+def may_sweep(queue: Queue) -> bool:
+    """Whether it is time that somebody looks at all batches, and it is the caller's turn."""
+    client: Any = queue.client
+    return bool(client.set(queue.keys.batches_swept, 1, nx=True, ex=SWEEP_EVERY_S))
 
 
 def forget(queue: Queue, batch_id: str) -> None:

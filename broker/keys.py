@@ -109,6 +109,11 @@ class Keys:
         """Sorted set: a batch's id by the server time (ms) at which it was submitted."""
         return f"{self.base}batches"
 
+    @property
+    def batches_swept(self) -> str:
+        """String: there for half a minute after somebody looked at all batches."""
+        return f"{self.base}batches-swept"
+
     def batch(self, batch_id: str) -> str:
         """Hash: status, counts, times and the number of the slice that may work on a batch."""
         return f"{self.base}batch:{batch_id}"

@@ -1,10 +1,12 @@
 """The RQ jobs of batches: a slice each, named by batch and number. JSON between processes, never pickle.
 
 batch-worker (or `rq worker`)   slice 1 --> slice 2 --> slice 3 ...       each puts the next one in line
-sweep                           a batch without a slice in line or at work gets one
+look                            a sweep: a batch without a slice in line or at work gets one
 """
 
 from __future__ import annotations
+
+import secrets
 
 import redis
 import rq
@@ -19,9 +21,12 @@ from producer.refusal import Refused
 
 FAILURE_TTL_S = 24 * 3600
 """How long RQ keeps a slice whose process was killed."""
-UNBOUNDED = -1
-"""A slice watches its own time; the last one writes the whole output, however large that is."""
+TIMEOUT_S = 3600
+"""A slice watches its own time, a minute; only the join of Parquet's parts may take longer."""
+AGAIN = 3
+"""How often RQ itself puts a slice in line again whose process is gone, which it sees after some minutes."""
 WORK = "producer.batch.slices.work"
+LOOK = "producer.batch.slices.look"
 
 
 def rq_client(url: str, queue: str) -> redis.Redis:
@@ -60,7 +65,24 @@ class Chain:
             args=(self._queue, batch_id, number),
             job_id=_job_id(batch_id, number),
             description=f"slice {number} of {batch_id}",
-            timeout=UNBOUNDED,
+            timeout=TIMEOUT_S,
+            result_ttl=0,
+            failure_ttl=FAILURE_TTL_S,
+            retry=rq.Retry(max=AGAIN),
+        )
+
+    def put_look(self) -> None:
+        """Have whoever works on the batches look at all of them.
+
+        Raises:
+            redis.RedisError: RQ's server could not be reached.
+        """
+        self._line.enqueue_call(
+            LOOK,
+            args=(self._queue,),
+            job_id=f"look-{secrets.token_hex(8)}",
+            description="a look at all batches",
+            timeout=TIMEOUT_S,
             result_ttl=0,
             failure_ttl=FAILURE_TTL_S,
         )

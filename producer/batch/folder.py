@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from broker.batches import Ending
 from producer.bulk.inputs import Format, Input, Inputs
@@ -58,6 +58,9 @@ class BatchOrder(BaseModel):
     window: int
     """Most rows on the queue at once."""
     plan: bool
+    queue: str
+    completion_window: str
+    retention: str
     webhook: str | None = None
 
 
@@ -119,12 +122,17 @@ class Folder:
         """What was asked.
 
         Raises:
-            MillstreamError: there is no such folder on this machine.
+            MillstreamError: there is no such folder on this machine, or it is damaged.
         """
+        place = self.path / "order.json"
         try:
-            return BatchOrder.model_validate_json((self.path / "order.json").read_bytes())
-        except FileNotFoundError:
+            return BatchOrder.model_validate_json(place.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
             raise _not_here(self.path) from None
+        except ValidationError as error:
+            raise MillstreamError(
+                f"{place} is damaged, or another version's ({error.error_count()} faults)"
+            ) from None
 
     def places(self) -> Places:
         """Where the run behind the batch reads and writes."""
@@ -211,6 +219,19 @@ def default_dir(environ: Mapping[str, str]) -> Path:
         return Path(given)
     state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "millstream" / "batches"
+
+
+def folders_of(dir: Path, queue: str) -> list[Path]:
+    """The folders in `dir` of the batches of a queue; those that cannot be read are left out."""
+    found = []
+    for path in sorted(dir.glob("batch_*")):
+        try:
+            order = Folder(path).order()
+        except (MillstreamError, OSError):
+            continue
+        if order.queue == queue:
+            found.append(path)
+    return found
 
 
 def _not_here(path: Path) -> MillstreamError:

@@ -20,6 +20,8 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from producer.batch.finalising import finalise
 from producer.batch.folder import Checked, Ended, Folder
 from producer.batch.outcomes import opened
 from producer.batch.stopping import stop_rows
+from producer.batch.sweeping import sweep
 from producer.batch.validating import validate
 from producer.reach import OUTAGE_S, Server, faults_in_one_line
 from producer.refusal import Refused
@@ -53,21 +56,44 @@ leave = threading.Event()
 
 def work(queue: str, batch_id: str, number: int) -> None:
     """Work on a batch: what the RQ job of a slice calls. Faults are logged, and what the batch shows of them."""
-    job = rq.get_current_job()
-    assert job is not None
-    assert job.connection is not None
-    chain = Chain(job.connection, queue)
-    with Server(None) as server:
-        keys = keys_of(queue)
-        held = Queue(connect(server.url, keys, OUTAGE_S), keys)
+    with _at_hand(queue) as (held, chain, url):
         try:
-            with faults_in_one_line(server.url):
+            with faults_in_one_line(url):
                 Slice(held, chain, batch_id, number).work()
         except (MillstreamError, OSError) as error:
             log.warning("%s: slice %d stopped, and is tried again: %s", batch_id, number, error)
             _explain(held, batch_id, number, str(error))
+        _sweep_in_turn(held, chain)
+
+
+def look(queue: str) -> None:
+    """Look at all batches of a queue: what an RQ job calls that a client put in line where nothing else was."""
+    with _at_hand(queue) as (held, chain, url), faults_in_one_line(url):
+        sweep(held, chain)
+
+
+@contextmanager
+def _at_hand(queue: str) -> Iterator[tuple[Queue, Chain, str]]:
+    """The queue, the line of its slices, and the server's URL, in an RQ job."""
+    job = rq.get_current_job()
+    assert job is not None
+    assert job.connection is not None
+    with Server(None) as server:
+        keys = keys_of(queue)
+        held = Queue(connect(server.url, keys, OUTAGE_S), keys)
+        try:
+            yield held, Chain(job.connection, queue), server.url
         finally:
             held.close()
+
+
+def _sweep_in_turn(queue: Queue, chain: Chain) -> None:
+    """RQ's own worker does nothing but run jobs, so they look after the other batches."""
+    try:
+        if batches.may_sweep(queue):
+            sweep(queue, chain)
+    except redis.RedisError as error:
+        log.warning("the batches cannot be looked at: %s", error)
 
 
 def _explain(queue: Queue, batch_id: str, number: int, why: str) -> None:

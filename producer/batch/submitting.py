@@ -19,7 +19,6 @@ from producer.batch.webhook import check_url
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
 from producer.bulk.parquet_output import check_parquet
-from producer.bulk.places import Places
 from producer.bulk.wording import Wording
 from producer.refusal import Refused
 from producer.request import build_job
@@ -58,8 +57,8 @@ def submit(asked: Asked, queue: Queue, chain: Chain, dir: Path) -> str:
     """
     asked.wording.check()
     build_job(None, [{"role": "user", "content": ""}], None, asked.defaults, "check", **asked.rendering)
-    window_s = seconds_of("--completion-window", asked.completion_window)
-    retention_s = seconds_of("--retention", asked.retention)
+    seconds_of("--completion-window", asked.completion_window)
+    seconds_of("--retention", asked.retention)
     if asked.webhook is not None:
         check_url(asked.webhook)
     batch_id = f"batch_{secrets.token_hex(12)}"
@@ -67,20 +66,42 @@ def submit(asked: Asked, queue: Queue, chain: Chain, dir: Path) -> str:
     if asked.format == "parquet":
         check_parquet(folder.path / "output.parquet", asked.inputs, asked.row_order)
     try:
-        places = _fill(folder, batch_id, asked)
+        _fill(folder, batch_id, asked, queue.keys.queue)
     except BaseException:
         folder.delete()
         raise
+    return _register(folder, queue, chain)
+
+
+def resume(path: Path, queue: Queue, chain: Chain) -> str:
+    """Go on with a batch whose folder is there, and which the server has lost; its id.
+
+    Raises:
+        Refused: it belongs to another queue, or the server knows it.
+        redis.RedisError: a server could not be reached.
+    """
+    folder = Folder(path.absolute())
+    name = folder.order().queue
+    if name != queue.keys.queue:
+        raise Refused(f"{path} is a batch of queue {name}: go on with it by --queue {name}")
+    return _register(folder, queue, chain)
+
+
+def _register(folder: Folder, queue: Queue, chain: Chain) -> str:
+    order, places = folder.order(), folder.places()
+    batch_id = folder.manifest().run
     fields: dict[str, str | int] = {
         "folder": str(folder.path),
         "output": str(places.output),
         "error_file": str(places.errors),
-        "input": str(asked.inputs),
-        "window": asked.completion_window,
-        "retention_s": retention_s,
-        "webhook": "" if asked.webhook is None else "wanted",
+        "input": str(places.inputs),
+        "window": order.completion_window,
+        "retention_s": seconds_of("--retention", order.retention),
+        "webhook": "" if order.webhook is None else "wanted",
     }
-    queue.run(batches.submit(queue.keys, batch_id, window_s, fields))
+    window_s = seconds_of("--completion-window", order.completion_window)
+    if not queue.run(batches.submit(queue.keys, batch_id, window_s, fields)):
+        raise Refused(f"the server knows {batch_id}: `millstream batch status {batch_id}`")
     chain.put(batch_id, 1)
     return batch_id
 
@@ -97,7 +118,7 @@ def seconds_of(option: str, text: str) -> int:
     return int(found[1]) * _SECONDS[found[2]]
 
 
-def _fill(folder: Folder, batch_id: str, asked: Asked) -> Places:
+def _fill(folder: Folder, batch_id: str, asked: Asked, queue: str) -> None:
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     folder.path.mkdir(mode=0o700)
     copies = []
@@ -124,7 +145,9 @@ def _fill(folder: Folder, batch_id: str, asked: Asked) -> Places:
         bad_ids=asked.bad_ids,
         window=asked.window,
         plan=asked.plan,
+        queue=queue,
+        completion_window=asked.completion_window,
+        retention=asked.retention,
         webhook=asked.webhook,
     )
     folder.make(order, manifest)
-    return folder.places()

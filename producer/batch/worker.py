@@ -11,6 +11,7 @@ import redis
 import rq
 from rq.serializers import JSONSerializer
 
+from broker.batches import SWEEP_EVERY_S
 from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
 from broker.queue import Queue
@@ -19,7 +20,6 @@ from producer.batch.slices import leave
 from producer.batch.sweeping import sweep
 from producer.reach import OUTAGE_S, Server
 
-SWEEP_EVERY_S = 30.0
 SERVER_S = 30.0
 """How long a server may take to come up at the start."""
 log = logging.getLogger("millstream.batch")
@@ -61,7 +61,7 @@ def serve(name: str, redis_url: str | None, rq_url: str | None, *, burst: bool) 
 
 
 class Sweeper(threading.Thread):
-    """Sweeps every half minute, also while a slice takes longer."""
+    """Sweeps every half minute whoever else does, also while a slice takes longer."""
 
     def __init__(self, queue: Queue, chain: Chain) -> None:
         super().__init__(name="sweeper", daemon=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,26 +115,54 @@ def submit(
     with _batches(redis_url, queue) as (held, server):
         chain = Chain(rq_client(rq_url or server.url, queue), queue)
         batch_id = submitting.submit(asked, held, chain, dir or default_dir(os.environ))
-        if as_json:
-            _show(_found(held, batch_id), as_json)
-        else:
-            print(batch_id)
+        _show_submitted(held, batch_id, as_json)
+
+
+@group.command(cls=Panelled)
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the batch.")],
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Go on with a batch that the server has lost: its folder says how far it was."""
+    from producer.batch import submitting
+    from producer.batch.chain import Chain, rq_client
+
+    with _batches(redis_url, queue) as (held, server):
+        chain = Chain(rq_client(rq_url or server.url, queue), queue)
+        _show_submitted(held, submitting.resume(folder, held, chain), as_json)
 
 
 @group.command("list", cls=Panelled)
 def list_(
-    queue: options.QueueName = "default", redis_url: options.RedisUrl = None, as_json: options.AsJson = False
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the batches of a queue, a line each, the newest first."""
+    import os
+
     from broker import batches
+    from producer.batch.folder import default_dir, folders_of
     from producer.cli.screen import note
 
-    with _batches(redis_url, queue) as (held, _):
+    with _batches(redis_url, queue) as (held, server):
         found = batches.show_all(held)
+        _wake(held, server, rq_url, found)
     for batch in found:
         _show(batch, as_json)
     if not found:
         note("no batches")
+    known = {batch.id for batch in found}
+    lost = [path for path in folders_of(default_dir(os.environ), queue) if path.name not in known]
+    if lost:
+        note(
+            f"{len(lost):,} in {lost[0].parent} are not known to this server, such as {lost[0].name}: "
+            f"`millstream batch resume {lost[0]}` goes on with it"
+        )
 
 
 @group.command(cls=Panelled)
@@ -141,11 +170,13 @@ def status(
     batch_id: BatchId,
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show where a batch stands. With --json: OpenAI's object. Exit code 1: it has failed, or is not known."""
-    with _batches(redis_url, queue) as (held, _):
+    with _batches(redis_url, queue) as (held, server):
         batch = _found(held, batch_id)
+        _wake(held, server, rq_url, [batch])
     _show(batch, as_json)
     if not as_json:
         _explain(batch)
@@ -160,13 +191,15 @@ def fetch(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
 ) -> None:
     """Copy the answers of a batch that has ended, and its errors. Exit code 5: not yet."""
     from producer.batch import fetching
     from producer.cli.screen import note, note_torn
 
-    with _batches(redis_url, queue) as (held, _):
+    with _batches(redis_url, queue) as (held, server):
         batch = _found(held, batch_id)
+        _wake(held, server, rq_url, [batch])
     if not batch.has_ended:
         note(f"{batch_id} is {batch.status}: {_counts(batch)}")
         raise typer.Exit(exits.NOT_YET)
@@ -187,15 +220,17 @@ def cancel(
     batch_id: BatchId,
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
+    rq_url: RqUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Stop a batch; what is answered is kept. Exit code 1: it is ending or has ended, or is not known."""
     from broker import batches
     from producer.cli.screen import note
 
-    with _batches(redis_url, queue) as (held, _):
+    with _batches(redis_url, queue) as (held, server):
         status = held.run(batches.cancel(held.keys, batch_id))
         batch = _found(held, batch_id)
+        _wake(held, server, rq_url, [batch])
     _show(batch, as_json)
     if status not in ("cancelling", "cancelled"):
         note(f"{batch_id} is {status}: too late to cancel it")
@@ -244,15 +279,39 @@ def _batches(redis_url: str | None, name: str) -> Iterator[tuple[Queue, Server]]
 
 
 def _found(queue: Queue, batch_id: str) -> Batch:
+    import os
+
     from broker import batches
+    from producer.batch.folder import default_dir, folders_of
     from protocol import MillstreamError
 
     batch = batches.show(queue, batch_id)
-    if batch is None:
-        raise MillstreamError(
-            f"batch {batch_id}: queue {queue.keys.queue} has none of that id, or its retention is over"
-        )
-    return batch
+    if batch is not None:
+        return batch
+    name = queue.keys.queue
+    for path in folders_of(default_dir(os.environ), name):
+        if path.name == batch_id:
+            raise MillstreamError(
+                f"batch {batch_id}: the server does not know it, but its folder is there. If the server has lost "
+                f"its data, `millstream batch resume {path}` goes on with it"
+            )
+    raise MillstreamError(f"batch {batch_id}: queue {name} has none of that id, or its retention is over")
+
+
+def _wake(queue: Queue, server: Server, rq_url: str | None, found: Iterable[Batch]) -> None:
+    """Have all batches looked at by whoever works on them, where some of these wait for it and it is time."""
+    import redis
+
+    from broker import batches
+    from producer.refusal import Refused
+
+    now = time.time()
+    if not any(batch.waits_at(now) for batch in found) or not batches.may_sweep(queue):
+        return
+    from producer.batch.chain import Chain, rq_client
+
+    with suppress(Refused, redis.RedisError):  # whoever asks how a batch stands need not reach RQ's server
+        Chain(rq_client(rq_url or server.url, queue.keys.queue), queue.keys.queue).put_look()
 
 
 def _show(batch: Batch, as_json: bool) -> None:
@@ -262,6 +321,13 @@ def _show(batch: Batch, as_json: bool) -> None:
         print(json.dumps(api_object(batch)))
     else:
         print(f"{batch.id}  {batch.status}  {_counts(batch)}")
+
+
+def _show_submitted(queue: Queue, batch_id: str, as_json: bool) -> None:
+    if as_json:
+        _show(_found(queue, batch_id), as_json)
+    else:
+        print(batch_id)
 
 
 def _counts(batch: Batch) -> str:
