@@ -29,8 +29,7 @@ FORGET_WORKER_MS = 10 * 60_000
 """After this long without a heartbeat a worker's entry is removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True, gc=False):
     """What `submit` answered."""
 
     outcome: Literal["queued", "same", "conflict", "full"]
@@ -214,7 +213,7 @@ def _lease(grant: list[Any], worker: str) -> Lease:
         payload,
         deadline_ms or None,
         retries,
-        DEFAULT_MAX_RETRIES if most < 0 else most,
+        most,
         worker,
     )
 
@@ -370,7 +369,7 @@ def status(keys: Keys) -> Call[Status]:
 
 
 def forget(keys: Keys, run: str, ended: Sequence[tuple[str, str]]) -> Call[int]:
-    """Delete ended jobs of a bulk run, given as (id, entry of the run's stream)."""
+    """Delete ended jobs of a bulk run and entries of its stream, given as (id, entry); an empty entry is none."""
     pairs = [part for pair in ended for part in pair]
     return Call(load("forget"), keys.meta, (keys.base, run, *pairs), int)
 

@@ -43,7 +43,7 @@ def to_do(
         if line.number > last + 1:
             spool.drop(last + 1, line.number)
         last = line.number
-        held = spool.holds(line.number, line.digest)
+        held = spool.holds(line.number, line.digest) if line.number in spool else None
         if held is None:
             asked = ask(unusable.get(line.number, line), requests)
             yield records.of_bad_row(asked) if isinstance(asked, BadRow) else asked

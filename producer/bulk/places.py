@@ -4,7 +4,8 @@ answers.jsonl             made at the end, in one step
 answers.errors.jsonl      rows without an answer
 answers.jsonl.run/        manifest.json   what the run is; stays, so that the same command knows its output
                           rows            line, outcome and digest of every row of the output; stays
-                          spool           finished rows, while the run goes on
+                          spool           finished rows, while the run goes on; stays where the output is not JSON
+                                          lines of ours, from which they could be read again when the input grows
                           lock            one run at a time
                           worker.log      of a worker that was started for the run
                           input-N         standard input or what a URL names, while the run goes on

@@ -86,7 +86,9 @@ def planned(
 def in_order(asks: Sequence[Ask]) -> list[Ask]:
     """The rows in the order of the walk."""
     texts = [prompt_text(ask.asked) for ask in asks]
-    weights = [(_expected(ask.asked.like), len(text)) for ask, text in zip(asks, texts, strict=True)]
+    likes = {id(ask.asked.like): ask.asked.like for ask in asks}  # few: rows are made by patterns
+    expected = {which: _expected(like) for which, like in likes.items()}
+    weights = [(expected[id(ask.asked.like)], len(text)) for ask, text in zip(asks, texts, strict=True)]
     by_text = sorted(range(len(asks)), key=texts.__getitem__)
     shared = [_shared(texts[row], texts[after]) for row, after in pairwise(by_text)]
     return [asks[row] for row in _walk(by_text, shared, weights)]

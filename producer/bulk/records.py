@@ -110,8 +110,7 @@ def of_result(row: Row, result: Result | Outcome) -> Record:
 def _with_answer(row: Row, answer: dict[str, Any]) -> bytes:
     """The columns as they stand in the line, down to the last digit, and the answer after them."""
     if _ANSWERED.isdisjoint(row.columns):
-        added = b"".join(b', "%b": %b' % (name.encode(), _json(value)) for name, value in answer.items())
-        return row.raw[:-1] + added + b"}"
+        return row.raw[:-1] + b", " + _json(answer)[1:]
     columns = {
         name: value
         for name, value in row.columns.items()

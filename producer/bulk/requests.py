@@ -65,18 +65,29 @@ class Asked(msgspec.Struct, frozen=True, gc=False):
 class _Pattern(msgspec.Struct, frozen=True):
     """What rows have in common that differ in question and seed: a checked job, and what it becomes."""
 
-    job: Job
+    like: Job
     fields: dict[str, Any]
-    """Of its payload."""
-    args: tuple[Arg, ...]
+    """Of a payload, that of the job or of the last one made by it."""
+    params: dict[str, Any]
+    """Of these."""
+    rest: tuple[Arg, ...]
+    """What `job_args` gives after id, payload and digest."""
+
+    @classmethod
+    def of(cls, asked: Asked) -> Self:
+        """What a job becomes that was made by itself."""
+        fields = msgspec.json.decode(asked.args[1])  # type: ignore[arg-type]  # bytes
+        params = fields.setdefault("params", {})
+        return cls(asked.like, fields, params, asked.args[3:])
 
     def asked(self, job_id: str, seed: int | None, question: _Question) -> Asked:
         """The job with another question."""
-        params = {**self.fields.get("params", {}), "seed": seed}
-        fields = {**self.fields, **question.fields, "id": job_id, "params": params}
-        payload = msgspec.json.encode(fields)
-        args = (job_id, payload, Job.digest(payload), *self.args[3:])
-        return Asked(args, self.job, question.fields.get("prompt"), question.messages)
+        self.params["seed"] = seed
+        self.fields["id"] = job_id
+        self.fields.update(question.fields)
+        payload = msgspec.json.encode(self.fields)
+        args = (job_id, payload, Job.digest(payload), *self.rest)
+        return Asked(args, self.like, question.fields.get("prompt"), question.messages)
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -139,7 +150,7 @@ class Requests:
             return Asked.of(
                 self._checked(row, prompt, messages, model, defaults, _with_seed(given, seed), rendering)
             )
-        shape = f"{question.fields.keys()} {given} {rendering} {defaults} {model}"
+        shape = f"{messages is None} {given or ''} {rendering or ''} {defaults or ''} {model}"
         pattern = self._patterns.get(shape)
         if pattern is None:
             job = self._checked(row, prompt, messages, model, defaults, _with_seed(given, seed), rendering)
@@ -184,7 +195,7 @@ class Requests:
         if 2 * len(payload) < MOST_PAYLOAD_BYTES and 2 * (most_logged(job) or 0) < MOST_LOG_BYTES:
             if len(self._patterns) == MOST_PATTERNS:
                 self._patterns.clear()
-            self._patterns[shape] = _Pattern(job, msgspec.json.decode(payload), asked.args)
+            self._patterns[shape] = _Pattern.of(asked)
         return asked
 
     def _id(self, row: Row) -> str:
@@ -210,6 +221,8 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
 
 def _set(fields: Mapping[str, Any], names: Set[str]) -> dict[str, Any]:
     """Those of the names that have a value; null is none."""
+    if names.isdisjoint(fields):  # as in most rows
+        return {}
     return {name: value for name, value in fields.items() if name in names and value is not None}
 
 

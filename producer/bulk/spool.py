@@ -81,6 +81,10 @@ class Spool:
             self._point(record.line, start)
         self._end += len(block)
 
+    def __contains__(self, line: int) -> bool:
+        """Whether a line is done, or was with other content."""
+        return self._offset(line) != _NONE
+
     def holds(self, line: int, digest: str) -> bool | None:
         """Whether a line with that content is done: True answered, False failed, None not done."""
         offset = self._offset(line)

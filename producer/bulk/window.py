@@ -99,12 +99,14 @@ class Window:
         self._bytes += ask.size
 
     def submit(self) -> bool:
-        """Send the rows that wait to the queue, once the last ones have their replies. False: not all of these were
+        """Send the rows that wait to the queue, unless the last ones have no reply yet. False: not all of these were
         taken, since the queue is full; they wait again.
 
         Raises:
             redis.RedisError: the server could not be reached the last time; submit again.
         """
+        if self._sending is not None and not self._sending.taken.done():
+            return True
         took_all = self.settle()
         if self._waiting or self._stored:
             asks, self._waiting = self._waiting, {}
@@ -114,7 +116,7 @@ class Window:
         return took_all
 
     def settle(self) -> bool:
-        """Wait for the replies to what was sent; as `submit`.
+        """Wait for the replies to what was sent. False: as `submit`.
 
         Raises:
             redis.RedisError: the server could not be reached; the next `submit` sends all of it again.

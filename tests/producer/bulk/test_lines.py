@@ -30,6 +30,15 @@ def test_joined_files_of_all_systems_give_every_row_with_its_physical_line() -> 
     assert [(row.line, row.custom_id) for row in rows] == [(1, "a"), (3, "b"), (5, "c"), (7, "d"), (8, "e")]
 
 
+def test_nothing_but_a_line_feed_ends_a_line() -> None:
+    """Not what Unicode, and with it `str.splitlines`, takes for the end of a line."""
+    prompts = ["a\u2028b", "\u2029", "a\x85b\x85", "\u2028\u2029\ufeff"]
+    content = "".join(json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts)
+    rows = rows_of(content.encode())
+    assert [row.columns["prompt"] for row in rows if isinstance(row, Row)] == prompts
+    assert [row.line for row in rows] == [1, 2, 3, 4]
+
+
 def test_every_broken_line_is_an_error_of_its_own() -> None:
     with (DATA / "broken_lines.jsonl").open("rb") as file:
         asked = [ask(line, REQUESTS) for line in read_lines(file)]

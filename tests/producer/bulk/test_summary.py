@@ -23,6 +23,10 @@ def test_the_summary_counts_the_rows_that_were_cut(program: Program, url: str, t
     with FakeWorker(url):
         done = program("generate", source, "-o", output)
         assert "4 answered (2 cut by max_tokens), 1 failed in" in done.stderr
+        assert "  1 x invalid_request, first line 5: " in done.stderr
+        assert f"answers: {output}\nerrors:  {tmp_path / 'out.errors.jsonl'}\n" in done.stderr
         write_rows(source, [*rows, {"prompt": "one more"}])
-        summary = json.loads(program("generate", source, "-o", output, "--json").stdout)
+        done = program("generate", source, "-o", output, "--json", "--quiet")
+        summary = json.loads(done.stdout)
+        assert done.stderr == ""
     assert (summary["answered"], summary["cut_by_max_tokens"], summary["kept"]) == (5, 2, 5)

@@ -1,4 +1,5 @@
-"""What the server lost is submitted again: the collector sees it by the server's run id and the queue's mark."""
+"""What the server lost is submitted again: the collector sees it by the server's run id and the queue's mark. So is
+what it had no room for, and what was on its way when it went; what is stored is deleted."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from broker import calls
 from broker.connection import connect
@@ -15,6 +17,7 @@ from producer.bulk import window as module
 from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
 from producer.bulk.requests import Asked
+from producer.bulk.stale import jobs_of
 from producer.bulk.window import Window
 from producer.request import build_job
 from protocol import Job, Result
@@ -126,9 +129,55 @@ def test_a_stream_that_begins_again_further_back_is_read(queue: Queue) -> None:
     assert window.collect(0.01) == []
     submit(window)
     client.set(queue.keys.result(f"{RUN}.1"), _result(f"{RUN}.1"), ex=60)
-    client.xadd(queue.keys.done(RUN), {"id": f"{RUN}.1", "state": "succeeded"}, id="1-1")
+    client.xadd(queue.keys.done(RUN), {f"{RUN}.1": "succeeded"}, id="1-1")
     assert collected(window) == [1]
 
 
 def _result(job_id: str) -> bytes:
     return Result(id=job_id, state="succeeded", choices=[], attempt=1).encode()
+
+
+def test_rows_for_which_the_queue_has_no_room_wait_again(queue: Queue) -> None:
+    queue.run(calls.limits(queue.keys, max_entries=2))
+    window = Window(queue, RUN, 100)
+    for number in range(3):
+        window.admit(Ask(Row(number, "digest", {}), Asked.of(_job(number)), 10))
+    assert window.submit()  # nothing is known yet
+    assert not window.settle()
+    assert (len(window), queue.run(calls.status(queue.keys)).waiting) == (3, 2)
+    end_all(queue, Worker(queue))
+    assert collected(window) == [0, 1]
+    submit(window)
+    end_all(queue, Worker(queue, "another"))
+    assert collected(window) == [2]
+
+
+def test_what_was_sent_to_a_server_that_was_away_is_sent_again(fresh_server: RealServer) -> None:
+    queue = Queue(connect(fresh_server.url), Keys())
+    window = admitted(queue, 1)
+    end_all(queue, Worker(queue))
+    assert collected(window) == [0]
+    fresh_server.kill()
+    window.admit(Ask(Row(1, "digest", {}), Asked.of(_job(1)), 10))
+    assert window.submit()
+    with pytest.raises(redis.ConnectionError):
+        window.settle()
+    fresh_server.start()
+    submit(window)
+    assert jobs_of(queue, RUN) == {f"{RUN}.1"}
+    queue.close()
+
+
+def test_nothing_is_left_of_stored_rows_on_the_server(queue: Queue) -> None:
+    window = admitted(queue, 2)
+    (lease,) = Worker(queue).lease(1)
+    queue.run(finish_call(queue.keys, lease, 0, ""))
+    assert collected(window) == [0]
+    window.leave()
+    assert jobs_of(queue, RUN) == {f"{RUN}.1"}
+    end_all(queue, Worker(queue, "another"))
+    assert collected(window) == [1]
+    window.end()
+    assert jobs_of(queue, RUN) == set()
+    client: Any = queue.client
+    assert client.exists(queue.keys.done(RUN)) == 0
