@@ -1,13 +1,13 @@
 """How many rows a second `millstream generate` takes from file to file, whose time they take, and how much memory.
 
     python -m bench.bulk                                  100,000 rows, two workers
-    python -m bench.bulk --rows 10000 --rows 1000000      more or fewer of them
+    python -m bench.bulk --rows 10000 --rows 1000000      more or fewer; a million take some four minutes
     python -m bench.bulk --workers 0                      a worker of the run's own; its time counts as the command's
 
 Rows have some 60 bytes, the model is the dry run that gives a prompt back, the server an embedded one with its
-append-only file. Rows a second are those of the whole command, from its start to the output in its place. Memory is
-what the command holds at most beyond a run of one row, and what the server says that it used at most, with its
-longest stream.
+append-only file. Rows a second are those of the whole command, from its start to the output in its place. The share
+of the cores is that of all processes together, in that time. Memory is what the command holds at most beyond a
+run of one row, and what the server says that it used at most, with its longest stream.
 """
 
 from __future__ import annotations
@@ -143,6 +143,7 @@ class Run:
             "seconds": seconds,
             "rows_per_s": self._rows / seconds,
             "us": {who: 1e6 * spent / self._rows for who, spent in cpu.items()},
+            "cores": sum(cpu.values()) / seconds / (os.cpu_count() or 1),
             "peak": self._peak,
             "server": self._used,
             "longest_stream": self._longest,
@@ -232,13 +233,14 @@ def peak_bytes(pid: int) -> int:
 
 def tables(figures: dict[str, Any]) -> dict[str, str]:
     """A row a run."""
-    head = ["rows", "rows/s", *(f"{who}, us a row" for who in READERS)]
+    head = ["rows", "rows/s", *(f"{who}, us a row" for who in READERS), "share of the cores"]
     head += ["growth of the command, MB", "server, MB", "longest stream"]
     rows = [
         [
             f"{run['rows']:,}",
             f"{run['rows_per_s']:,.0f}",
             *(f"{run['us'][who]:.0f}" for who in READERS),
+            f"{run['cores']:.0%}",
             *(f"{run[what] / 1e6:.0f}" for what in ("growth", "server")),
             f"{run['longest_stream']:,}",
         ]

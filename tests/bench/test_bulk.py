@@ -19,16 +19,18 @@ def test_a_short_run(workers: int) -> None:
     assert found["us"]["command"] > 0
     assert all((found["us"][who] > 0) == (workers > 0) for who in ("worker", "model process"))
     assert found["growth"] < found["peak"]
+    assert 0 < found["cores"] < 1.1
     assert len(bulk.tables({"workers": workers, "runs": [found]})["bulk"].splitlines()) == 5
 
 
 def test_a_line_a_run() -> None:
     us = {"command": 60.4, "worker": 50.0, "model process": 40.0, "server": 100.0}
     run: dict[str, Any] = {"rows": 10_000, "rows_per_s": 5012.3, "us": us, "growth": 12_400_000}
-    figures = {"machine": "2 CPUs", "workers": 2, "runs": [run | {"server": 9e6, "longest_stream": 2000}]}
+    run |= {"cores": 0.628, "server": 9e6, "longest_stream": 2000}
+    figures = {"machine": "2 CPUs", "workers": 2, "runs": [run]}
     table = bulk.tables(figures)["bulk"].splitlines()
     assert table[0] == "2 CPUs; 2 workers beside the run."
-    assert table[-1] == "| 10,000 | 5,012 | 60 | 50 | 40 | 100 | 12 | 9 | 2,000 |"
+    assert table[-1] == "| 10,000 | 5,012 | 60 | 50 | 40 | 100 | 63% | 12 | 9 | 2,000 |"
 
 
 @pytest.mark.parametrize(
