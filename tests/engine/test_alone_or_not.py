@@ -55,7 +55,7 @@ def undisturbed(tiny_model_dir: Path) -> list[int]:
     return token_ids(run(engine_for(tiny_model_dir), [SEEDED])["seeded"])
 
 
-@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("place", ["first", pytest.param("last", marks=pytest.mark.long)])
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_seeded_row_in_24_arrangements(

@@ -255,8 +255,9 @@ ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 
     [("auto", "", 16 * 4), ("float32", "", 16 * 4), ("int8", "int8", 16 + 4)],
 )
 def test_a_queue_s_workers_must_agree_on_it(
-    tiny_model_dir: Path, asked: str, recorded: str, block_bytes: int
+    tiny_model_dir: Path, asked: str, recorded: str, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("engine.loading.choose_backend", lambda *_: ReferenceBackend())
     loaded = load_runner(str(tiny_model_dir), kv_dtype=asked, kv_memory=1 << 20, block_size=4, **ON_CPU)
     assert loaded.weights.fingerprint.kv_dtype == recorded
     # 4 layers, keys and values of 2 heads, 4 tokens a block; as many blocks as two sequences of 64 tokens fill.

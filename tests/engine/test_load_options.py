@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers.integrations.bitnet import pack_weights
 
 from engine.loading import load_engine, load_runner
 from engine.source import find
@@ -144,6 +143,8 @@ def test_code_that_comes_with_a_model_runs_only_where_it_is_allowed(
 
 def test_quantized_weights_stay_quantized(tiny_model_dir: Path, tmp_path: Path) -> None:
     """Ternary weights, two bits each: a method that transformers itself computes on a CPU."""
+    from transformers.integrations.bitnet import pack_weights  # takes 2 s: it decorates with torch.compile
+
     how = {"quant_method": "bitnet", "modules_to_not_convert": ["lm_head"]}
     folder = changed(tiny_model_dir, tmp_path / "ternary", quantization_config=how)
     tensors = {}

@@ -118,7 +118,7 @@ def check_recovery(at: set[tuple[str, int]], kind: type[Exception], overlap: boo
     assert_same_story(undisturbed, disturbed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(at=FAULTS, kind=KINDS, overlap=st.booleans(), **STORIES)
 def test_any_story_is_told_the_same(at: Any, kind: Any, overlap: bool, **drawn: Any) -> None:
     """Seeds, penalties, stops, grammar, log-probabilities, n, aborts: faults at any place change nothing."""

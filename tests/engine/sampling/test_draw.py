@@ -62,11 +62,10 @@ def filtered(draw_from: st.DrawFn) -> tuple[torch.Tensor, SamplingParams]:
     return logits.to(draw_from(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))), params
 
 
-@settings(max_examples=120, deadline=None)
-@given(filtered(), st.sampled_from([filters.CUTS, (3, 20), (40,), ()]))
-def test_exactly_what_the_filters_leave_can_be_drawn(
-    row: tuple[torch.Tensor, SamplingParams], cuts: tuple[int, ...]
-) -> None:
+CUTS = st.sampled_from([filters.CUTS, (3, 20), (40,), ()])
+
+
+def check_filters(row: tuple[torch.Tensor, SamplingParams], cuts: tuple[int, ...]) -> None:
     logits, params = row
     expected, nearest = kept(logits.float().tolist(), params)
     assume(nearest > 1e-5)
@@ -75,6 +74,23 @@ def test_exactly_what_the_filters_leave_can_be_drawn(
         possible = can_be_drawn(logits, params)
     # What is less likely may have no weight in float32.
     assert {token_id for token_id, share in expected.items() if share > 1e-30} <= possible <= set(expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(filtered(), CUTS)
+def test_exactly_what_the_filters_leave_can_be_drawn(
+    row: tuple[torch.Tensor, SamplingParams], cuts: tuple[int, ...]
+) -> None:
+    check_filters(row, cuts)
+
+
+@pytest.mark.long
+@settings(max_examples=500, deadline=None)
+@given(filtered(), CUTS)
+def test_exactly_what_the_filters_leave_can_be_drawn_at_length(
+    row: tuple[torch.Tensor, SamplingParams], cuts: tuple[int, ...]
+) -> None:
+    check_filters(row, cuts)
 
 
 @pytest.mark.parametrize("row", case("B03")["rows"], ids=lambda row: str(row["p"]))
@@ -89,7 +105,9 @@ def test_values_outside_the_edges_are_refused(invalid: dict[str, Any]) -> None:
         SamplingParams(**invalid)
 
 
-@pytest.mark.parametrize(("vocab", "cuts"), [(512, filters.CUTS), (1000, (32, 128))])
+@pytest.mark.parametrize(
+    ("vocab", "cuts"), [(512, filters.CUTS), pytest.param(1000, (32, 128), marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize(
     "params", [{}, {"top_p": 0.7}, {"top_k": 300, "top_p": 0.9}, {"temperature": 2.5, "min_p": 0.01}], ids=str
 )
@@ -125,7 +143,7 @@ def test_draws_that_differ_in_one_thing_are_independent(seed: int, axis: str) ->
         assert statistic < limit
 
 
-@pytest.mark.parametrize("moved_by", [1e-5, 1e-3])
+@pytest.mark.parametrize("moved_by", [1e-5, pytest.param(1e-3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "params",
     [
