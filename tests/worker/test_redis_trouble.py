@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,24 +83,67 @@ def survivor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield survivor
 
 
-def test_a_restart(survivor: Survivor) -> None:
-    """The server dies with a job running, and comes back on its append-only file."""
-    survivor.start_job("restart")
-    with survivor.lines() as said:
-        survivor.server.kill()
-        survivor.says("redis is away")
-        survivor.server.start()
-        survivor.says("redis is back")
-        survivor.ends_whole("restart")
-    assert troubles(said) == ["no connection"]
-
-
 def troubles(said: list[str]) -> list[str]:
     """What the worker said of an outage: each state once, then that it is over, and nothing beside it."""
     *away, back = said
     assert "redis is back after" in back
     assert all("redis is away, waiting for it: " in line for line in away), said
     return [line.partition("waiting for it: ")[2].partition(" (")[0] for line in away]
+
+
+def fill(survivor: Survivor) -> None:
+    """`noeviction`: writes fail while reads and acknowledgements work. Nothing is acknowledged that is not stored."""
+    client: Any = survivor.queue.client
+    client.config_set("maxmemory", 1)
+    survivor.says("redis is away")
+    held = logged(survivor.queue, "full")
+    look = survivor.queue.run(calls.look(survivor.queue.keys, "full"))
+    assert (look.state, look.result) == ("running", None)
+    assert client.xlen(survivor.queue.keys.jobs("normal", "default")) == 1
+    with pytest.raises(redis.OutOfMemoryError):
+        submit(survivor.queue, "refused", "x")
+    assert logged(survivor.queue, "full") == held
+
+
+def empty(survivor: Survivor) -> None:
+    survivor.queue.client.config_set("maxmemory", 0)
+
+
+Step = Callable[[Survivor], None]
+
+
+@pytest.mark.parametrize(
+    ("job", "begins", "ends", "said_once"),
+    [
+        pytest.param(
+            "restart",
+            lambda survivor: survivor.server.kill(),
+            lambda survivor: survivor.server.start(),
+            "no connection",
+            id="a restart on its append-only file",
+        ),
+        pytest.param(
+            "silence",
+            lambda survivor: survivor.server.pause(),
+            lambda survivor: survivor.server.resume(),
+            "it does not answer in time",
+            id="silence, on connections that stay",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("full", fill, empty, "its memory is full", id="full memory"),
+    ],
+)
+def test_a_trouble_is_said_once_and_the_job_goes_on(
+    survivor: Survivor, job: str, begins: Step, ends: Step, said_once: str
+) -> None:
+    survivor.start_job(job)
+    with survivor.lines() as said:
+        begins(survivor)
+        survivor.says("redis is away")
+        ends(survivor)
+        survivor.says("redis is back")
+        survivor.ends_whole(job)
+    assert troubles(said) == [said_once]
 
 
 @pytest.mark.long
@@ -122,39 +165,6 @@ def test_a_restart_that_takes_its_time(survivor: Survivor) -> None:
     client.delete(*(f"key:{number}" for number in range(5000)))
     assert troubles(said)[-1] == "it loads its data"
     assert len(said) <= 3, said
-
-
-@pytest.mark.long
-def test_silence(survivor: Survivor) -> None:
-    """The server keeps its connections and answers nobody for longer than a reply may take."""
-    survivor.start_job("silence")
-    with survivor.lines() as said:
-        survivor.server.pause()
-        survivor.says("redis is away")
-        survivor.server.resume()
-        survivor.says("redis is back")
-        survivor.ends_whole("silence")
-    assert troubles(said) == ["it does not answer in time"]
-
-
-def test_full_memory(survivor: Survivor) -> None:
-    """`noeviction`: writes fail while reads and acknowledgements work. Nothing is acknowledged that is not stored."""
-    client: Any = survivor.queue.client
-    survivor.start_job("full")
-    with survivor.lines() as said:
-        client.config_set("maxmemory", 1)
-        survivor.says("redis is away")
-        held = logged(survivor.queue, "full")
-        look = survivor.queue.run(calls.look(survivor.queue.keys, "full"))
-        assert (look.state, look.result) == ("running", None)
-        assert client.xlen(survivor.queue.keys.jobs("normal", "default")) == 1
-        with pytest.raises(redis.OutOfMemoryError):
-            submit(survivor.queue, "refused", "x")
-        assert logged(survivor.queue, "full") == held
-        client.config_set("maxmemory", 0)
-        survivor.says("redis is back")
-        survivor.ends_whole("full")
-    assert troubles(said) == ["its memory is full"]
 
 
 def test_scripts_and_groups_that_are_gone(survivor: Survivor) -> None:
