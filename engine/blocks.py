@@ -18,8 +18,9 @@ Idle blocks are given up in this order, from the left, each in O(1):
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 from engine.prefix_cache import Prefix, PrefixCache
 
@@ -145,11 +146,14 @@ class BlockPool:
         tables = list(block_tables)
         if any(len(set(table)) != len(table) for table in tables):
             raise IntegrityError("a block is twice in one table")
-        owners = Counter(block for table in tables for block in table)
-        if wrong := [block for block in range(self.num_blocks) if owners[block] != self._owners[block]]:
+        owners = [0] * self.num_blocks
+        for block in chain.from_iterable(tables):
+            owners[block] += 1
+        if owners != self._owners:
+            wrong = [block for block in range(self.num_blocks) if owners[block] != self._owners[block]]
             raise IntegrityError(f"blocks {wrong[:10]} have not as many owners as are in the books")
         unowned = sorted([*self._free, *self._unwanted, *self._wanted])
-        if unowned != [block for block in range(self.num_blocks) if not owners[block]]:
+        if unowned != [block for block, count in enumerate(owners) if not count]:
             raise IntegrityError("a block is lost, or free and owned at once")
         if any(block in self.prefixes for block in self._free) or any(
             block not in self.prefixes or self._idle(self.prefixes.held_by(block)) is not idle

@@ -52,7 +52,8 @@ class Detokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._decode = _decode_function(tokenizer, backend)
         self._bytes = _TokenBytes(backend) if backend is not None and _is_byte_level(backend) else None
-        self._byte_ids = _byte_ids(tokenizer, partial(self._decode, skip_special_tokens=False))
+        id_of = tokenizer.get_vocab().get if backend is None else backend.token_to_id
+        self._byte_ids = _byte_ids(id_of, partial(self._decode, skip_special_tokens=False))
         self._texts: dict[int, str] = {}
         self._before = _id_with_text(tokenizer)
         self.special_ids = _special_ids(tokenizer, backend)
@@ -233,11 +234,10 @@ def _special_ids(tokenizer: Any, backend: Tokenizer | None) -> frozenset[int]:
     return frozenset(token_id for token_id, token in added.items() if token.special)
 
 
-def _byte_ids(tokenizer: Any, decode: Decode) -> frozenset[int]:
+def _byte_ids(id_of: Callable[[str], int | None], decode: Decode) -> frozenset[int]:
     """Ids of `<0x00>` to `<0xFF>`, where the vocabulary has them and the decoder reads them as bytes."""
-    vocabulary = tokenizer.get_vocab()
-    ids = [vocabulary.get(f"<0x{byte:02X}>") for byte in range(256)]
-    if None in ids or decode([ids[byte] for byte in "日".encode()]) != "日":
+    ids = [found for byte in range(256) if (found := id_of(f"<0x{byte:02X}>")) is not None]
+    if len(ids) < 256 or decode([ids[byte] for byte in "日".encode()]) != "日":
         return frozenset()
     return frozenset(ids)
 
