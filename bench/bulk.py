@@ -1,7 +1,7 @@
 """How many rows a second `millstream generate` takes from file to file, whose time they take, and how much memory.
 
     python -m bench.bulk                                  100,000 rows, two workers
-    python -m bench.bulk --rows 10000 --rows 1000000      more or fewer; a million take some four minutes
+    python -m bench.bulk --rows 10000 --rows 1000000      more or fewer; a million take five minutes or more
     python -m bench.bulk --workers 0                      a worker of the run's own; its time counts as the command's
 
 Rows have some 60 bytes, the model is the dry run that gives a prompt back, the server an embedded one with its
