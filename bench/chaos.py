@@ -271,6 +271,8 @@ async def _account(plan: Plan, expected: Expected, stage: Stage) -> Account:
         result,
         stage.referee.ends.get(plan.id, []),
         [*stage.people.streams_of(plan.id), found.log],
+        found.submitted_at,
+        stage.people.cancelled.get(plan.id),
     )
 
 

@@ -3,13 +3,14 @@
 lost       accepted, and not ended or not announced; or told to be unknown
 doubled    an event, a text, an end or an announcement that is there twice
 torn       a stream with a gap, without its end, or with another text than the result
-changed    a result that is not what the undisturbed run gave
+changed    a result that is not what the undisturbed run gave, or times that are not what was asked for
 near tie   changed from a token on where the undisturbed run's two likeliest were less than `NEAR` apart
 leaked     a key that stays when every job has been collected, or a count that is not 0
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,6 +26,8 @@ NEAR = 1e-3
 """Nats. Which of two tokens so close comes first is up to the order of additions, in any batch."""
 LOGPROB_TOLERANCE = 1e-2
 """Nats; float32 in another batch."""
+ROUNDING_S = 0.002
+"""The server counts in whole milliseconds."""
 _TYPE_OF_STATE = {"succeeded": "done", "failed": "error"}
 """The terminal event of a state; the others have the state's name."""
 
@@ -64,6 +67,10 @@ class Account:
     ends: list[str]
     """States in which it was announced as ended."""
     streams: list[Stream]
+    submitted_at: float | None = None
+    """By the server's clock, as a result's times are; None where nothing is left of the job."""
+    cancel_answer: str | None = None
+    """What a cancel of it was answered; None without one."""
 
     @property
     def id(self) -> str:
@@ -82,6 +89,7 @@ def judge(account: Account) -> list[Fault]:
             faults += _text_faults(stream, account.result)
     if account.result is not None:
         faults += _result_faults(account, account.result)
+        faults += _time_faults(account, account.result)
     return faults
 
 
@@ -243,6 +251,21 @@ def _may_end_so(account: Account, result: Result) -> bool:
     if code == "device_error":
         return result.state == "failed" and job.max_retries == 0
     return (result.state, code) == (account.expected.state, account.expected.code)
+
+
+def _time_faults(account: Account, result: Result) -> list[Fault]:
+    """It started neither before its time nor after its deadline, did not expire before it, and a cancel held."""
+    job, found = account.plan.job, []
+    if account.cancel_answer == "cancelled" and result.state != "cancelled":
+        found.append(f"a cancel was answered 'cancelled', and it ended as {result.state}")
+    if account.submitted_at is not None:
+        early = account.submitted_at + (job.delay_s or 0.0)
+        late = account.submitted_at + (job.deadline_in_s or math.inf)
+        if result.started_at is not None and not early - ROUNDING_S <= result.started_at <= late + ROUNDING_S:
+            found.append(f"it started at {result.started_at:.3f}, and may from {early:.3f} to {late:.3f}")
+        if result.state == "expired" and (result.finished_at or 0.0) < late - ROUNDING_S:
+            found.append(f"it expired at {result.finished_at}, before its deadline {late:.3f}")
+    return [Fault("changed", account.id, what) for what in found]
 
 
 def _choice_faults(

@@ -35,6 +35,8 @@ class Found:
 
     look: Look
     log: Stream
+    submitted_at: float | None
+    """By the server's clock."""
 
 
 class Referee:
@@ -103,7 +105,8 @@ class Referee:
         look = await self.run(calls.look(self.keys, job_id))
         raw: list[bytes] = await self.ask(lambda: self.client.lrange(self.keys.log(job_id), 0, -1))
         log = Stream(job_id, "log", [decode_event(event) for event in raw], is_whole=look.result is not None)
-        return Found(look, log)
+        submitted_ms = await self.ask(lambda: self.client.hget(self.keys.job(job_id), "submitted"))
+        return Found(look, log, None if submitted_ms is None else int(submitted_ms) / 1000)
 
     async def dead_letter_faults(self, accounts: Iterable[Account]) -> list[Fault]:
         """Each job that ended dead has one letter, and no other job has one."""

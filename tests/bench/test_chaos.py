@@ -184,6 +184,36 @@ def test_a_job_may_fail_for_the_device_only_where_it_is_not_to_be_tried_again() 
     assert judge(account(**fields, plan=once)) == []
 
 
+@pytest.mark.parametrize(
+    ("plan", "times", "answer", "is_right"),
+    [
+        ({"delay_s": 2.0}, {"started_at": 102.0}, None, True),
+        ({"delay_s": 2.0}, {"started_at": 101.9}, None, False),
+        ({"deadline_in_s": 2.0}, {"started_at": 101.9}, None, True),
+        ({"deadline_in_s": 2.0}, {"started_at": 102.1}, None, False),
+        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 102.0}, None, True),
+        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 101.9}, None, False),
+        ({}, {}, "cancelling", True),
+        ({}, {}, "cancelled", False),
+        ({}, {"state": "cancelled"}, "cancelled", True),
+    ],
+)
+def test_a_job_keeps_to_its_times_and_to_its_cancel(
+    plan: dict[str, Any], times: dict[str, Any], answer: str | None, is_right: bool
+) -> None:
+    result = ended(**times)
+    judged = account(
+        plan=Plan(Job(id="j", prompt="a b c", **plan), cancel_after_s=1.0),
+        result=result,
+        state=result.state,
+        ends=[result.state],
+        streams=[],
+        submitted_at=100.0,
+        cancel_answer=answer,
+    )
+    assert kinds(judged) == (set() if is_right else {"changed"})
+
+
 def test_a_leaked_key_is_found() -> None:
     keys = Keys("q")
     kept = [keys.meta, keys.workers, keys.lease("a-worker")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +72,12 @@ def test_help_names_the_verbs() -> None:
     assert done.returncode == 0
     for verb in ("worker", "generate", "submit", "watch", "result", "cancel", "status"):
         assert verb in done.stdout
+
+
+def test_every_package_says_that_it_is_typed() -> None:
+    """PEP 561: without the mark a type checker takes the library for untyped, and checks nothing of its use."""
+    root = Path(millstream.__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = [pattern.removesuffix("*") for pattern in project["packages"]["find"]["include"]]
+    assert "py.typed" in project["package-data"]["*"]
+    assert [name for name in packages if not (root / name / "py.typed").is_file()] == []

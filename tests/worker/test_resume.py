@@ -64,12 +64,28 @@ JOBS: dict[str, dict[str, Any]] = {
         "n": 2,
         "response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA}},
     },
+    "filters, and what may be drawn": {
+        **SAMPLED,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "allowed_token_ids": list(range(60, 120)),
+        "stop_token_ids": [61, 62],
+        "min_tokens": 4,
+        "skip_special_tokens": False,
+        "truncate_prompt_tokens": 8,
+        "max_completion_tokens": 30,
+        "logprobs": True,
+        "top_logprobs": 2,
+    },
     "a regular expression": {
         "temperature": 1.0,
         "seed": 4,
         "response_format": {"type": "regex", "regex": "([a-f]{3}-){4}[0-9]{5}"},
     },
 }
+STOPPED = {"stop", "include_stop_str_in_output", "max_tokens"}
+"""Parameters of the other tests."""
 QUICK = ("penalties and biases", "several choices, each with its end", "JSON by a schema")
 PROMPTS = {"one prompt": PROMPT, "a list": [PROMPT, "abc", "x y z " * 6]}
 MAX_TOKENS = 40
@@ -155,6 +171,10 @@ def check(open_engine: Callable[[], Engine], job: Job, seeds: range) -> None:
         assert_equal(result, undisturbed)
         most = max(most, attempts)
     assert most > 1, "it was never killed in its middle"
+
+
+def test_every_parameter_is_in_a_job_that_is_killed() -> None:
+    assert {name for params in JOBS.values() for name in params} | STOPPED == set(SamplingParams.model_fields)
 
 
 @pytest.mark.parametrize("params", QUICK)
