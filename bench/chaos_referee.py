@@ -78,14 +78,17 @@ class Referee:
         after = "-"
         while True:
             entries: Any = await self.ask(partial(self.client.xrange, self.keys.done(RUN), after))
-            for entry, fields in entries:
+            for entry, states in entries:
                 after = f"({entry.decode()}"
-                job_id, state = fields[b"id"].decode(), fields[b"state"].decode()
-                self.ends.setdefault(job_id, []).append(state)
-                self.ended_at.setdefault(job_id, self.now)
-                self.entries[job_id] = entry.decode()
+                for job_id, state in states.items():
+                    self._note_end(job_id.decode(), state.decode(), entry.decode())
                 self.news.set()
             await asyncio.sleep(LOOK_AGAIN_S)
+
+    def _note_end(self, job_id: str, state: str, entry: str) -> None:
+        self.ends.setdefault(job_id, []).append(state)
+        self.ended_at.setdefault(job_id, self.now)
+        self.entries[job_id] = entry
 
     async def holds_only_suspects(self, worker: str) -> bool:
         """Whether a worker (the middle of its name) has jobs that each run alone, and no others.

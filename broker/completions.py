@@ -1,13 +1,15 @@
 """The completions of one bulk run, read as they are announced.
 
-done:<run>   {id, state} {id, state} ...     read from the last entry seen
+done:<run>   {id: state, ...} {...} ...      an entry for jobs that ended together; read from the last one seen
 result:<id>                                  fetched beside it
 forget                                       once the rows are durable elsewhere
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -17,7 +19,8 @@ from broker.connection import SOCKET_TIMEOUT_S
 from broker.queue import Queue
 from protocol import Result
 
-READ_AT_ONCE = 1000
+READ_AT_ONCE = 100
+"""Entries, each of up to `broker.parts.AT_ONCE` jobs."""
 LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2
 """A longer wait on the server would count as a lost connection."""
 
@@ -43,6 +46,8 @@ class Completions:
         self._queue = queue
         self._run = run
         self._after = "0"
+        self._unforgotten: dict[str, int] = {}
+        """How many jobs of an entry are not forgotten yet: it is deleted with the last of them."""
 
     def read(self, block_s: float) -> list[Completion]:
         """The next completions, waiting at most `block_s` seconds for the first; empty if none came.
@@ -56,23 +61,33 @@ class Completions:
         entries = _entries(reply)
         if not entries:
             return []
-        ids = [fields[b"id"].decode() for _, fields in entries]
-        raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for job_id in ids])
-        self._after = entries[-1][0].decode()
-        return [
-            Completion(entry.decode(), job_id, raw)
-            for (entry, _), job_id, raw in zip(entries, ids, raws, strict=True)
-        ]
+        ended = [(entry.decode(), job_id.decode()) for entry, states in entries for job_id in states]
+        raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for _, job_id in ended])
+        self._after = ended[-1][0]
+        found = [Completion(*one, raw) for one, raw in zip(ended, raws, strict=True)]
+        self._unforgotten |= Counter(one.entry for one in found if one.raw is not None)
+        return found
 
     def rewind(self) -> None:
         """Read the stream from its beginning again: who lost it may number the next one from further back."""
         self._after = "0"
 
     def forget(self, completions: Sequence[Completion]) -> None:
-        """Delete ended jobs whose rows are durable."""
-        if completions:
-            ended = [(completion.id, completion.entry) for completion in completions]
-            self._queue.run(calls.forget(self._queue.keys, self._run, ended))
+        """Delete ended jobs whose rows are durable, and the entries whose jobs all are.
+
+        Raises:
+            redis.RedisError: the server could not be reached; forget them again.
+        """
+        if not completions:
+            return
+        told = Counter(completion.entry for completion in completions)
+        left = {entry: self._unforgotten.get(entry, 0) - count for entry, count in told.items()}
+        over = [entry for entry, count in left.items() if count <= 0]
+        ended = zip_longest((completion.id for completion in completions), over, fillvalue="")
+        self._queue.run(calls.forget(self._queue.keys, self._run, list(ended)))
+        self._unforgotten |= left
+        for entry in over:
+            del self._unforgotten[entry]
 
     def end(self) -> None:
         """Delete the run's stream: nothing more will be announced on it."""

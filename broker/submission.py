@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from broker.script import Arg
 from protocol import Job
-from protocol.job import DEFAULT_MAX_RETRIES
 
 LONGEST_MS = 100 * 365 * 24 * 3600 * 1000
 """A longer time from now is cut to this: the server refuses times it cannot add, and only when the job ends."""
@@ -17,26 +17,28 @@ LATEST_MS = 10**14 - 1
 def job_args(job: Job) -> tuple[Arg, ...]:
     """A job as `lua/submit.lua` and `lua/dead_requeue.lua` take it."""
     payload = job.encode()
-    return (
-        job.id,
-        payload,
-        Job.digest(payload),
-        job.priority,
-        job.tenant,
-        job.run or "",
-        _ms(job.result_ttl_s),
-        _ms(job.not_before, LATEST_MS),
-        _ms(job.delay_s),
-        _ms(job.deadline, LATEST_MS),
-        _ms(job.deadline_in_s),
-        "" if job.max_retries == DEFAULT_MAX_RETRIES else job.max_retries,
-    )
+    about = (job.priority, job.tenant, job.run or "", _ms(job.result_ttl_s), job.max_retries)
+    return job.id, payload, Job.digest(payload), _joined(about), _times(job)
 
 
 def payload_bytes(args: tuple[Arg, ...]) -> int:
     """Bytes of the payload of a job that `job_args` made."""
     payload = args[1]
     return len(payload) if isinstance(payload, bytes) else 0
+
+
+def _times(job: Job) -> str:
+    """Empty for a job that may start at once and has no deadline."""
+    times = (
+        *(_ms(job.not_before, LATEST_MS), _ms(job.delay_s)),
+        *(_ms(job.deadline, LATEST_MS), _ms(job.deadline_in_s)),
+    )
+    return _joined(times) if any(times) else ""
+
+
+def _joined(parts: Iterable[str | int]) -> str:
+    """Packed for the scripts: names have no commas, and one argument costs both sides less than five."""
+    return ",".join(map(str, parts))
 
 
 def _ms(seconds: float | None, most: int = LONGEST_MS) -> int:

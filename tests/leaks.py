@@ -53,7 +53,12 @@ def _is_live(client: Any, base: str, job_id: str) -> bool:
 
 def _is_wanted(client: Any, base: str, job_id: str) -> bool:
     """The job waits or runs, or was submitted to be kept until somebody deletes it."""
-    return _is_live(client, base, job_id) or client.hget(f"{base}job:{job_id}", "ttl") == b"0"
+    return _is_live(client, base, job_id) or _is_kept(client.hget(f"{base}job:{job_id}", "about"))
+
+
+def _is_kept(about: bytes | str | None) -> bool:
+    """Whether a job's retention has no end: see `job:<id>` in `broker/lua/common.lua`."""
+    return about is not None and _text(about).split(",")[3] == "0"
 
 
 def _all_live(client: Any, base: str, name: str) -> bool:

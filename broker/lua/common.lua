@@ -5,9 +5,10 @@
 --                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up),
 --                                  sweep (cursor of the heartbeats' search for stray jobs), epoch (a mark that no script
 --                                  touches: gone with all data, see broker/epoch.py)
---   <base>job:<id>         hash    payload digest state attempt crashes worker priority tenant run ttl entry bytes
---                                  submitted started finished (ms, server clock) cancel; where there is such a thing
---                                  not_before deadline (ms) retries max_retries letter requeued history
+--   <base>job:<id>         hash    payload digest about state entry bytes; once leased attempt worker started (ms, server
+--                                  clock); where there is such a thing cancel crashes retries not_before deadline (ms)
+--                                  letter requeued history. `about` is what never changes of it:
+--                                  "priority,tenant,run,ttl,max_retries", the last two numbers, each as it was submitted
 --   <base>jobs:<p>:<t>     stream  {id}; consumer group "workers"; deleted when empty
 --   <base>tenants:<p>      zset    tenant -> virtual time, while it has undelivered entries
 --   <base>leases           zset    id -> server time (ms) at which the lease lapses; 0 = handed back
@@ -19,7 +20,7 @@
 --   <base>log:<id>         list    events, index = seq - 1
 --   <base>tokens:<id>      channel the same events
 --   <base>result:<id>      string  the result, JSON
---   <base>done:<run>       stream  {id, state}: completions of one bulk run
+--   <base>done:<run>       stream  {id: state, ...}: completions of one bulk run, an entry for those that ended together
 --   <base>batches          zset    batch id -> server time (ms) of its submission
 --   <base>batch:<id>       hash    of a batch: status ending slice total completed failed errors folder, times (s, server
 --                                  clock), webhook: see batch_*.lua and broker/batches.py
@@ -49,6 +50,17 @@ end
 
 local function job_key(id) return base .. 'job:' .. id end
 local function stream_key(priority, tenant) return base .. 'jobs:' .. priority .. ':' .. tenant end
+
+-- The field `about`, read: jobs of one run mostly have the same, which is taken apart once. Nil for what is none.
+local abouts = {}
+local function about_of(text)
+  if not abouts[text] then
+    local priority, tenant, run, ttl, max_retries = string.match(text or '',
+      '^([^,]*),([^,]*),([^,]*),(%d+),(%d+)$')
+    abouts[text] = priority and {priority = priority, tenant = tenant, run = run, ttl = ttl, max_retries = max_retries}
+  end
+  return abouts[text]
+end
 
 -- Where pieces of a list begin and end: Lua's `unpack` gives out no more than some 8,000 values at a time.
 local MOST_UNPACKED = 4000
@@ -104,15 +116,15 @@ end
 -- (start-time fair queueing): it neither waits for the others' past nor spends its own idle time as credit. Not level with
 -- it: tenants that submit one job at a time and come back after each would then always be first.
 local came = {} -- streams whose tenants have been seen to by this script, which takes nothing out of them before its end
-local function put_in_line(id, priority, tenant)
-  local stream = stream_key(priority, tenant)
+local function put_in_line(id, about)
+  local stream = stream_key(about.priority, about.tenant)
   if not came[stream] then
     came[stream] = true
     if redis.call('EXISTS', stream) == 0 then
       redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     end
-    local virtual_time = redis.call('HGET', meta, 'vt:' .. priority) or 0
-    redis.call('ZADD', base .. 'tenants:' .. priority, 'NX', virtual_time + cost_of(tenant), tenant)
+    local virtual_time = redis.call('HGET', meta, 'vt:' .. about.priority) or 0
+    redis.call('ZADD', base .. 'tenants:' .. about.priority, 'NX', virtual_time + cost_of(about.tenant), about.tenant)
   end
   return redis.call('XADD', stream, '*', 'id', id)
 end
@@ -146,52 +158,59 @@ local function drop_entries(priority, tenant, entries)
 end
 
 -- What must be known of a job to end it, and where a reply of HMGET with these fields goes from place `at` on.
-local OF_END = {'priority', 'tenant', 'entry', 'bytes', 'ttl', 'run'}
+local OF_END = {'about', 'entry', 'bytes'}
 local function note_end(one, f, at)
-  one.priority, one.tenant, one.entry, one.bytes = f[at], f[at + 1], f[at + 2], f[at + 3]
-  one.ttl, one.run = f[at + 4], f[at + 5]
+  one.about, one.entry, one.bytes = about_of(f[at]), f[at + 1], f[at + 2]
   return one
 end
 
--- What is stored of a job that ends: result, state, expiries and its run's announcement. An empty payload is as good as
--- none and costs no write of its own.
-local function store_end(one, at)
-  local job = job_key(one.id)
-  redis.call('HSET', job, 'state', one.state, 'finished', at, 'payload', '')
+-- What is stored of a job that ends: result, state and expiries. An empty payload is as good as none and costs no write
+-- of its own.
+local function store_end(one)
+  local job, ttl = job_key(one.id), one.about.ttl
+  redis.call('HSET', job, 'state', one.state, 'payload', '')
   if one.marked then redis.call('HDEL', job, 'cancel') end
-  if one.ttl ~= '0' then
-    redis.call('SET', base .. 'result:' .. one.id, one.result, 'PX', one.ttl)
-    redis.call('PEXPIRE', job, one.ttl)
-    if one.has_log then redis.call('PEXPIRE', base .. 'log:' .. one.id, one.ttl) end
+  if ttl ~= '0' then
+    redis.call('SET', base .. 'result:' .. one.id, one.result, 'PX', ttl)
+    redis.call('PEXPIRE', job, ttl)
+    if one.has_log then redis.call('PEXPIRE', base .. 'log:' .. one.id, ttl) end
   else
     redis.call('SET', base .. 'result:' .. one.id, one.result)
   end
-  if one.run and one.run ~= '' then
-    redis.call('XADD', base .. 'done:' .. one.run, '*', 'id', one.id, 'state', one.state)
-  end
+end
+
+-- A list of the table, made when it is first asked for.
+local function list_in(lists, name)
+  if not lists[name] then lists[name] = {} end
+  return lists[name]
 end
 
 -- End jobs, each {id, state, result, marked: for cancelling, has_log} and what `note_end` notes: entries, leases, counts
 -- and what `store_end` stores, all or nothing. What they have in common is done once for all of them, which takes half of
 -- the time of ending one by one.
-local function end_jobs(ended, now)
-  local ids, bytes, lines = {}, 0, {}
+local function end_jobs(ended)
+  local ids, bytes, lines, runs = {}, 0, {}, {}
   for i, one in ipairs(ended) do
+    local about = one.about
     ids[i], bytes = one.id, bytes + one.bytes
-    if one.entry ~= '' then
-      local stream = stream_key(one.priority, one.tenant)
-      lines[stream] = lines[stream] or {priority = one.priority, tenant = one.tenant, entries = {}}
-      table.insert(lines[stream].entries, one.entry)
+    if one.entry ~= '' then table.insert(list_in(lines, about), one.entry) end
+    if about.run ~= '' then
+      local announced = list_in(runs, about.run)
+      announced[#announced + 1], announced[#announced + 2] = one.id, one.state
     end
   end
   redis.call('HINCRBY', meta, 'entries', -#ids)
   redis.call('HINCRBY', meta, 'bytes', -bytes)
-  local at = string.format('%.0f', now) -- Redis takes longer to write a number down
-  for _, one in ipairs(ended) do store_end(one, at) end
-  for _, times in ipairs({leases, delayed, deadlines}) do
-    for from, to in pieces(ids) do redis.call('ZREM', times, unpack(ids, from, to)) end
+  for _, one in ipairs(ended) do store_end(one) end
+  for run, announced in pairs(runs) do
+    for from, to in pieces(announced) do redis.call('XADD', base .. 'done:' .. run, '*', unpack(announced, from, to)) end
   end
-  for _, line in pairs(lines) do drop_entries(line.priority, line.tenant, line.entries) end
+  for _, times in ipairs({leases, delayed, deadlines}) do
+    if redis.call('EXISTS', times) == 1 then
+      for from, to in pieces(ids) do redis.call('ZREM', times, unpack(ids, from, to)) end
+    end
+  end
+  for about, entries in pairs(lines) do drop_entries(about.priority, about.tenant, entries) end
 end
 
 -- What earlier attempts logged of a job, as the JSON list of its choices. `reason`: how the unfinished ones ended.
@@ -229,7 +248,7 @@ end
 
 -- End a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
 local function end_unowned(id, state, code, message, now)
-  local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt'))
+  local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt') or 0)
   local seq = redis.call('LLEN', base .. 'log:' .. id) + 1
   local result = cjson.encode({v = 1, id = id, state = state, attempt = attempt, finished_at = now / 1000,
     error = {code = code, message = message}})
@@ -238,7 +257,7 @@ local function end_unowned(id, state, code, message, now)
   push_events(id, seq - 1, seq, {cjson.encode({type = state, id = id, seq = seq, attempt = attempt, code = code,
     message = message})})
   local f = redis.call('HMGET', job_key(id), 'cancel', unpack(OF_END))
-  end_jobs({note_end({id = id, state = state, result = result, marked = f[1], has_log = true}, f, 2)}, now)
+  end_jobs({note_end({id = id, state = state, result = result, marked = f[1], has_log = true}, f, 2)})
 end
 
 local function cancel_unowned(id, message, now) end_unowned(id, 'cancelled', 'cancelled', message, now) end
@@ -259,9 +278,9 @@ local MOST_DUE = 500 -- in one call: a script holds up the whole server
 local function release_due(now)
   local due = redis.call('ZRANGE', delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_DUE)
   for _, id in ipairs(due) do
-    local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'priority', 'tenant')
+    local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'about')
     if f[1] == 'queued' and f[2] == '' then
-      redis.call('HSET', job_key(id), 'entry', put_in_line(id, f[3], f[4]))
+      redis.call('HSET', job_key(id), 'entry', put_in_line(id, about_of(f[3])))
     elseif f[1] == 'queued' then
       redis.call('ZADD', leases, 0, id)
     end
@@ -302,37 +321,34 @@ local function no_room(room, size)
 end
 
 -- A job as submit and dead_requeue are given it, from ARGV[i] on.
-local JOB_ARGS = 12
+local JOB_ARGS = 5
 local function asked_at(i)
-  return {id = ARGV[i], payload = ARGV[i + 1], digest = ARGV[i + 2], priority = ARGV[i + 3], tenant = ARGV[i + 4],
-    run = ARGV[i + 5], ttl = ARGV[i + 6], not_before = ARGV[i + 7], delay = ARGV[i + 8], deadline = ARGV[i + 9],
-    deadline_in = ARGV[i + 10], max_retries = ARGV[i + 11]}
+  return {id = ARGV[i], payload = ARGV[i + 1], digest = ARGV[i + 2], about = ARGV[i + 3], times = ARGV[i + 4]}
+end
+
+-- When a job may start and when it must have ended (ms, 0 at once, 0 never), of its "not_before,delay,deadline,deadline_in".
+local function times_of(text, now)
+  if text == '' then return 0, 0 end
+  local not_before, delay, deadline, deadline_in = string.match(text, '^(%d+),(%d+),(%d+),(%d+)$')
+  if deadline_in ~= '0' then deadline = now + deadline_in end
+  return math.max(tonumber(not_before), now + delay), tonumber(deadline)
 end
 
 -- Store a job and have it wait: in its stream, or for its time. All its fields in one write: each costs 2.5 us.
 local function begin_life(one, now)
   local id, entry = one.id, ''
-  local fields = {'payload', one.payload, 'digest', one.digest, 'state', 'queued', 'attempt', one.attempt or '0',
-    'crashes', '0', 'priority', one.priority, 'tenant', one.tenant, 'run', one.run, 'ttl', one.ttl,
-    'bytes', #one.payload, 'submitted', now}
-  local function note(name, value)
-    fields[#fields + 1], fields[#fields + 2] = name, value
-  end
-  if one.max_retries ~= '' then note('max_retries', one.max_retries) end
-  local deadline = tonumber(one.deadline)
-  if one.deadline_in ~= '0' then deadline = now + one.deadline_in end
-  if deadline > 0 then
-    note('deadline', deadline)
-    redis.call('ZADD', deadlines, deadline, id)
-  end
-  local due = math.max(tonumber(one.not_before), now + one.delay)
+  local due, deadline = times_of(one.times, now)
+  if deadline > 0 then redis.call('ZADD', deadlines, deadline, id) end
   if due > now then
-    note('not_before', due)
     redis.call('ZADD', delayed, due, id)
   else
-    entry = put_in_line(id, one.priority, one.tenant)
+    entry, due = put_in_line(id, about_of(one.about)), 0
   end
-  note('entry', entry)
+  local fields = {'payload', one.payload, 'digest', one.digest, 'about', one.about, 'state', 'queued', 'entry', entry,
+    'bytes', #one.payload}
+  for name, value in pairs({attempt = one.attempt or 0, not_before = due, deadline = deadline}) do
+    if value ~= 0 then fields[#fields + 1], fields[#fields + 2] = name, value end
+  end
   redis.call('HSET', job_key(id), unpack(fields))
 end
 

@@ -19,10 +19,12 @@ local fields = table_of(entry[2])
 local died = cjson.encode({letter = letter, reason = fields.reason, attempt = tonumber(fields.attempt or 0),
   worker = fields.worker})
 redis.call('HSET', job, 'requeued', letter, 'history', (f[4] and f[4] .. '\n' or '') .. died)
-redis.call('HDEL', job, 'letter', 'worker', 'started', 'finished', 'not_before', 'deadline', 'retries', 'max_retries')
+redis.call('HDEL', job, 'letter', 'worker', 'started', 'crashes', 'not_before', 'deadline', 'retries')
 redis.call('PERSIST', job)
 redis.call('DEL', base .. 'log:' .. one.id, base .. 'result:' .. one.id)
-one.run, one.attempt = '', f[5] or fields.attempt or 0
+local about = about_of(one.about)
+one.about = table.concat({about.priority, about.tenant, '', about.ttl, about.max_retries}, ',')
+one.attempt = f[5] or fields.attempt or 0
 begin_lives({one})
 redis.call('XDEL', dead, letter)
 return {'queued'}

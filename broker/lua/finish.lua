@@ -43,5 +43,5 @@ end
 for _, one in ipairs(ended) do
   if one.reason ~= '' then add_letter(one.id, one.attempt, one.reason) end
 end
-if #ended > 0 then end_jobs(ended, server_ms()) end
+if #ended > 0 then end_jobs(ended) end
 return replies

@@ -1,28 +1,44 @@
 -- Delete ended jobs of a bulk run whose rows are durable elsewhere.
--- ARGV: base, run, then id, entry of the run's stream for each
+-- ARGV: base, run, then id, entry of the run's stream ('' not to be deleted) for each
 -- Reply: how many jobs were deleted
 -- A job that has not ended is left alone. The run's stream stays, even empty: it remembers its last id.
+-- Again: they are gone, so the second call deletes none.
 -- Many keys in one command: a write in a script costs about 2.5 us, most of it for the append-only file.
 local MOST = 1000 -- keys in a command: unpack takes some 8,000
 local forgotten = 0
-local jobs, rest, entries = {}, {}, {}
-local function flush()
-  if #jobs == 0 then return end
-  forgotten = forgotten + redis.call('DEL', unpack(jobs))
-  redis.call('DEL', unpack(rest))
-  redis.call('XDEL', base .. 'done:' .. ARGV[2], unpack(entries))
-  jobs, rest, entries = {}, {}, {}
+local ids, entries = {}, {}
+
+-- The jobs that have ended. Only what has ended has a result, so one question does where all of them have one.
+local function ended_of(asked)
+  local results, ended = {}, {}
+  for _, id in ipairs(asked) do results[#results + 1] = base .. 'result:' .. id end
+  if redis.call('EXISTS', unpack(results)) == #results then return asked end
+  for _, id in ipairs(asked) do
+    local state = redis.call('HGET', job_key(id), 'state')
+    if not state or TERMINAL[state] then ended[#ended + 1] = id end
+  end
+  return ended
 end
-for i = 3, #ARGV, 2 do
-  local id = ARGV[i]
-  local state = redis.call('HGET', job_key(id), 'state')
-  if not state or TERMINAL[state] then
+
+local function flush()
+  local jobs, rest = {}, {}
+  for _, id in ipairs(ended_of(ids)) do
     jobs[#jobs + 1] = job_key(id)
     rest[#rest + 1] = base .. 'log:' .. id
     rest[#rest + 1] = base .. 'result:' .. id
-    entries[#entries + 1] = ARGV[i + 1]
-    if #jobs == MOST then flush() end
   end
+  if #jobs > 0 then
+    forgotten = forgotten + redis.call('DEL', unpack(jobs))
+    redis.call('DEL', unpack(rest))
+  end
+  if #entries > 0 then redis.call('XDEL', base .. 'done:' .. ARGV[2], unpack(entries)) end
+  ids, entries = {}, {}
 end
-flush()
+
+for i = 3, #ARGV, 2 do
+  ids[#ids + 1] = ARGV[i]
+  if ARGV[i + 1] ~= '' then entries[#entries + 1] = ARGV[i + 1] end
+  if #ids == MOST then flush() end
+end
+if #ids > 0 then flush() end
 return forgotten

@@ -1,7 +1,7 @@
 -- Lease up to `count` jobs to a worker: lapsed leases first, then new entries by priority and tenant.
 -- ARGV: base, worker, request number, count, lease (ms)
 -- Reply: {array of {id, attempt, crashes, logged events, started (ms), now (ms), payload, deadline (ms, 0 none),
---        retries, max_retries (-1 the default)}, ms until something falls due (0 there is more now, -1 nothing known)}
+--        retries, max_retries}, ms until something falls due (0 there is more now, -1 nothing known)}
 -- Again: a repeated request number is answered with what the first call granted and this worker still holds.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
@@ -16,11 +16,12 @@ local held = {} -- what ZADD takes: when each lease granted here lapses
 -- the queue. A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
 local function read_job(id)
   local f = redis.pcall('HMGET', job_key(id), 'state', 'cancel', 'worker', 'attempt', 'crashes', 'started', 'payload',
-    'deadline', 'retries', 'max_retries', 'entry')
-  if f.err then return {} end
-  return {state = f[1], cancel = f[2], worker = f[3], attempt = tonumber(f[4]), crashes = tonumber(f[5]),
+    'deadline', 'retries', 'about', 'entry')
+  local about = not f.err and about_of(f[10])
+  if not about then return {} end
+  return {state = f[1], cancel = f[2], worker = f[3], attempt = tonumber(f[4] or 0), crashes = tonumber(f[5] or 0),
     started = tonumber(f[6]), payload = f[7] or '', deadline = tonumber(f[8] or 0), retries = tonumber(f[9] or 0),
-    max_retries = tonumber(f[10] or -1), entry = f[11]}
+    about = about, entry = f[11]}
 end
 
 -- Nobody has logged anything of a first attempt.
@@ -28,7 +29,7 @@ local function describe(id, known)
   granted_bytes = granted_bytes + #known.payload
   local logged = known.attempt > 1 and redis.call('LLEN', base .. 'log:' .. id) or 0
   return {id, known.attempt, known.crashes, logged, known.started, now, known.payload, known.deadline, known.retries,
-    known.max_retries}
+    tonumber(known.about.max_retries)}
 end
 
 -- How long until something falls due. Not what is due already: a paused queue would be asked again and again.
@@ -80,8 +81,7 @@ local function reclaim()
     elseif known.cancel then
       cancel_unowned(id, 'cancelled after its worker was lost', now)
     elseif not overdue(id, known) then
-      local f = redis.call('HMGET', job_key(id), 'priority', 'tenant')
-      redis.pcall('XCLAIM', stream_key(f[1], f[2]), GROUP, worker, 0, known.entry, 'JUSTID')
+      redis.pcall('XCLAIM', stream_key(known.about.priority, known.about.tenant), GROUP, worker, 0, known.entry, 'JUSTID')
       grant(id, known)
     end
   end

@@ -1,16 +1,31 @@
 -- Store jobs and queue their entries, or have them wait for their time.
 -- ARGV: base, max_entries, max_bytes (the bounds hold where the queue's meta sets none), then for each job: id, payload,
---       digest, priority, tenant, run ('' none), ttl (ms, 0 keep), not before (ms, server clock, 0 at once), delay (ms
---       from now), deadline (ms, server clock, 0 none), deadline in (ms from now, 0 none), max_retries ('' the default)
+--       digest, about ("priority,tenant,run,ttl,max_retries": run may be empty, ttl in ms, 0 keep), times ('' none, else
+--       "not_before,delay,deadline,deadline_in", each ms, 0 none: the server's clock, from now, its clock, from now)
 -- Reply: for each {'queued'} | {'same', state} | {'conflict', state} | {'full', entries, bytes, max_entries, max_bytes}.
 --        From the first that finds no room on nothing is taken, and all of them are 'full'.
 -- Again: the id and the payload's digest tell a repetition, which is answered 'same'.
 local room = room_of(ARGV[2], ARGV[3])
 local replies, taken, digests = {}, {}, {}
 
+-- Whether any of the jobs is stored already. Mostly none is, and one question for all is less than one for each.
+local function any_known(asked)
+  local jobs = {}
+  for _, one in ipairs(asked) do jobs[#jobs + 1] = job_key(one.id) end
+  for from, to in pieces(jobs) do
+    if redis.call('EXISTS', unpack(jobs, from, to)) > 0 then return true end
+  end
+  return false
+end
+
+local asked = {}
+for i = 4, #ARGV, JOB_ARGS do asked[#asked + 1] = asked_at(i) end
+local all_new = not any_known(asked)
+
 -- The answer for one job; what is taken goes on the list. One may stand twice in a call.
 local function answer(one)
-  local known = digests[one.id] and {digests[one.id], 'queued'} or redis.call('HMGET', job_key(one.id), 'digest', 'state')
+  local known = digests[one.id] and {digests[one.id], 'queued'} or all_new and {}
+    or redis.call('HMGET', job_key(one.id), 'digest', 'state')
   if known[1] then return {known[1] == one.digest and 'same' or 'conflict', known[2]} end
   local full = no_room(room, #one.payload)
   if full then return full end
@@ -19,8 +34,8 @@ local function answer(one)
 end
 
 local full
-for i = 4, #ARGV, JOB_ARGS do
-  local reply = full or answer(asked_at(i))
+for _, one in ipairs(asked) do
+  local reply = full or answer(one)
   if reply[1] == 'full' then full = reply end
   replies[#replies + 1] = reply
 end

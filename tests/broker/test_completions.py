@@ -11,11 +11,12 @@ import pytest
 import redis
 
 from broker import calls
+from broker.calls import Ending, Lease
 from broker.completions import LONGEST_BLOCK_S, READ_AT_ONCE, Completion, Completions
 from broker.connection import SOCKET_TIMEOUT_S
 from broker.keys import Keys
 from broker.queue import Queue
-from protocol import Result
+from protocol import Choice, Result
 from tests.broker.steps import Worker, assert_drained, end, key_names, put
 from tests.servers import RealServer
 
@@ -33,6 +34,28 @@ def run_all(queue: Queue, *ids: str, **fields: Any) -> None:
     put(queue, *ids, run="r", **fields)
     for lease in Worker(queue, f"w-{ids[0]}").lease(len(ids)):
         assert end(queue, lease, text=f"text of {lease.id}") == "ok"
+
+
+def run_together(queue: Queue, *ids: str) -> None:
+    """Jobs that one script ends, so that one entry tells of them."""
+    put(queue, *ids, run="r")
+    worker = f"w-{ids[0]}"
+    endings = [
+        Ending(lease.id, lease.attempt, "succeeded", stored(lease), 0, [])
+        for lease in Worker(queue, worker).lease(len(ids))
+    ]
+    assert queue.run(calls.finish_all(KEYS, worker, endings)) == ["ok"] * len(ids)
+    assert len(entries_of(queue)) == 1
+
+
+def stored(lease: Lease) -> bytes:
+    choice = Choice(text=f"text of {lease.id}", token_ids=[1])
+    return Result(id=lease.id, state="succeeded", choices=[choice]).encode()
+
+
+def entries_of(queue: Queue) -> list[dict[bytes, bytes]]:
+    entries: Any = queue.client.xrange(KEYS.done("r"))
+    return [states for _, states in entries]
 
 
 def texts(completions: list[Completion]) -> dict[str, str | None]:
@@ -60,6 +83,24 @@ def test_another_reader_starts_at_the_first_one_kept(queue: Queue) -> None:
     assert texts(Completions(queue, "r").read(1)) == {"b": "text of b"}
 
 
+def test_jobs_that_ended_together_are_forgotten_one_by_one(queue: Queue) -> None:
+    """Their entry stays until the last of them is: who takes over hears of those that are left, and of no other."""
+    run_together(queue, "a", "b", "c")
+    run = Completions(queue, "r")
+    a, b, c = run.read(1)
+    assert texts([a, b, c]) == {"a": "text of a", "b": "text of b", "c": "text of c"}
+    run.forget([b])
+    run.forget([a])
+    assert entries_of(queue) == [{b"a": b"succeeded", b"b": b"succeeded", b"c": b"succeeded"}]
+    heir = Completions(queue, "r")
+    found = heir.read(1)
+    assert texts(found) == {"a": None, "b": None, "c": "text of c"}
+    heir.forget([one for one in found if one.raw is not None])
+    assert entries_of(queue) == []
+    run.forget([c])
+    assert texts(Completions(queue, "r").read(0)) == {}
+
+
 def test_forgetting_deletes_the_jobs_and_ending_the_run(queue: Queue) -> None:
     run = Completions(queue, "r")
     run_all(queue, "a", "b", result_ttl_s=None)
@@ -84,7 +125,7 @@ def test_more_than_one_reading(queue: Queue) -> None:
     client: Any = queue.client
     with client.pipeline(transaction=False) as pipe:
         for name in ids:
-            pipe.xadd(KEYS.done("r"), {"id": name, "state": "succeeded"})
+            pipe.xadd(KEYS.done("r"), {name: "succeeded"})
         pipe.execute()
     run = Completions(queue, "r")
     read = [run.read(0), run.read(0), run.read(0)]

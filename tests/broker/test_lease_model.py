@@ -112,19 +112,19 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
     "the log has no expiry": ("finish", "if one.has_log then", "if false then", "log:a"),
     "the lease outlives the job": (
         "finish",
-        "{leases, delayed, deadlines}) do\n    for from, to in",
-        "{delayed, deadlines}) do\n    for from, to in",
+        "{leases, delayed, deadlines}) do\n    if",
+        "{delayed, deadlines}) do\n    if",
         "leases",
     ),
     "the run is not told": (
         "finish",
-        "if one.run and one.run ~= '' then",
+        "if about.run ~= '' then",
         "if false then",
         "run was not told",
     ),
     "the entry stays": (
         "finish",
-        "drop_entries(line.priority, line.tenant, line.entries)",
+        "drop_entries(about.priority, about.tenant, entries)",
         "",
         "jobs:normal:default",
     ),

@@ -62,7 +62,7 @@ def test_a_waiting_jobs_run_is_told(queue: Queue) -> None:
     put(queue, "a", run="r")
     cancel(queue)
     client: Any = queue.client
-    assert [fields for _, fields in client.xrange(KEYS.done("r"))] == [{b"id": b"a", b"state": b"cancelled"}]
+    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"cancelled"}]
 
 
 def test_a_running_job_is_marked_and_ended_by_its_owner(queue: Queue) -> None:

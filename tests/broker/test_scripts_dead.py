@@ -137,7 +137,7 @@ def test_a_requeued_job_starts_from_its_prompt_under_attempts_that_go_on(queue: 
     say(queue, lease, 1, "new ")
     end(queue, lease, 1, "new ")
     assert assert_ended_once(queue, "a").text == "new "
-    assert [fields[b"state"] for _, fields in client.xrange(KEYS.done("r"))] == [b"dead"]
+    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"dead"}]
     assert_drained(queue)
 
 

@@ -300,6 +300,12 @@ FOREIGN: list[dict[bytes, bytes]] = [
     {b"id": b"x" * 100_000},
     {b"": b""},
 ]
+NOT_JOBS: list[dict[str, str]] = [
+    {"state": "queued"},
+    {"state": "queued", "payload": "{}"},
+    {"state": "queued", "payload": "{}", "about": ""},
+    {"state": "queued", "payload": "{}", "about": "normal,default,,,"},
+]
 
 
 def test_foreign_entries_become_dead_letters_once(queue: Queue) -> None:
@@ -318,6 +324,17 @@ def test_foreign_entries_become_dead_letters_once(queue: Queue) -> None:
     assert worker.lease() == []
     assert len(dead_letters(queue)) == len(FOREIGN)
     assert_drained(queue)
+
+
+@pytest.mark.parametrize("fields", NOT_JOBS)
+def test_a_hash_that_is_no_job_stops_nobody(queue: Queue, fields: dict[str, str]) -> None:
+    client: Any = queue.client
+    entry = client.xadd(STREAM, {"id": "x"})
+    client.hset(KEYS.job("x"), mapping={**fields, "entry": entry})
+    put(queue, "good")
+    assert ids_of(Worker(queue).lease(2)) == ["good"]
+    assert [letter["reason"] for letter in dead_letters(queue)] == [b"lost_payload"]
+    client.delete(KEYS.job("x"))
 
 
 def test_a_foreign_entry_between_jobs_holds_up_nobody(queue: Queue) -> None:

@@ -302,7 +302,7 @@ def test_an_expired_job_keeps_what_a_lost_worker_had_logged(queue: Queue) -> Non
     result = assert_ended_once(queue, "a", "expired")
     assert (result.text, result.choices[0].finish_reason) == ("so far", "error")
     client: Any = queue.client
-    assert [fields for _, fields in client.xrange(KEYS.done("r"))] == [{b"id": b"a", b"state": b"expired"}]
+    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"expired"}]
 
 
 def test_a_deadline_passes_by_the_servers_clock(queue: Queue) -> None:
