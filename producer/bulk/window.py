@@ -198,9 +198,10 @@ class Window:
         return taken
 
     def _read(self, block_s: float) -> list[Completion]:
-        """The next completions: those of the read that is under way, if one is."""
+        """The next completions. A read that was under way, and found none, is over for some time."""
         reading, self._reading = self._reading, None
-        return reading.result() if reading is not None else self._completions.read(block_s)
+        found = reading.result() if reading is not None else []
+        return found or self._completions.read(block_s)
 
     def _take(self, completion: Completion) -> Ended | None:
         if completion.raw is None:
