@@ -32,6 +32,16 @@ ROWS = [{"custom_id": f"row-{number}", "prompt": f"prompt {number}"} for number 
 may_sweep = batches.may_sweep
 
 
+class DeafWorker(rq.SimpleWorker):  # type: ignore[misc]  # rq is not checked
+    """RQ's worker, not listening for commands: to end that takes a second."""
+
+    def subscribe(self) -> None:
+        """Nothing."""
+
+    def unsubscribe(self) -> None:
+        """Nothing."""
+
+
 class Death(BaseException):
     """Stands for the end of a process."""
 
@@ -92,7 +102,7 @@ class Bench:
 
     def _work(self, **limits: Any) -> None:
         line = rq.Queue(rq_queue_name("default"), connection=self.rq, serializer=JSONSerializer)
-        worker = rq.SimpleWorker([line], connection=self.rq, serializer=JSONSerializer)
+        worker = DeafWorker([line], connection=self.rq, serializer=JSONSerializer)
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         worker.work(burst=True, logging_level="WARNING", **limits)
         for number, handler in handlers.items():

@@ -111,11 +111,18 @@ class Listener(http.server.BaseHTTPRequestHandler):
     """Refuses the first, and takes the rest."""
 
     heard: list[tuple[str, dict[str, Any]]]
+    first: int
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.heard.append((self.headers["webhook-id"], body))
-        self.send_response(503 if len(self.heard) == 1 else 204)
+        self.send_response(self.first if len(self.heard) == 1 else 204)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.heard.append(("", {}))
+        self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -123,23 +130,26 @@ class Listener(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening() -> Iterator[str]:
-    Listener.heard = []
+def listening(first: int) -> Iterator[str]:
+    Listener.heard, Listener.first = [], first
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/hook"
         server.shutdown()
 
 
+@pytest.mark.parametrize(
+    "first", [503, *(pytest.param(code, marks=pytest.mark.long) for code in (301, 302, 303, 307, 404))]
+)
 def test_the_webhook_is_told_again_until_it_listens(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     monkeypatch.setattr(webhook, "FIRST_WAIT_S", 0)
-    with listening() as url:
+    with listening(first) as url:
         batch_id = bench.submit(write_rows(tmp_path / "in.jsonl", []), webhook=url)
         bench.work()
         assert bench.show(batch_id).webhook == "due"
-        assert "it answered 503" in bench.show(batch_id).note
+        assert f"it answered {first}" in bench.show(batch_id).note
         bench.sweep()
         bench.work()
     assert bench.show(batch_id).webhook == "delivered"
