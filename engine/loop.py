@@ -105,6 +105,7 @@ class Loop:
         self._watch.start()
         breaker = self._breaker
         plan = self._scheduler.schedule(min(self._pace.budget, breaker.tokens), breaker.sequences)
+        self._watch.lap("schedule")
         deltas: list[Delta] = []
         fault = self._try(plan, deltas)
         if fault is not None:
@@ -112,6 +113,7 @@ class Loop:
         elif plan.chunks:
             breaker.went_well()
         self._forget_if_idle()
+        self._watch.lap("output")
         return deltas
 
     def drop(self, request_id: str) -> bool:
@@ -155,6 +157,7 @@ class Loop:
         Raises:
             DeviceLost: it is of no use.
         """
+        self._watch.lap("forward")
         self._unread = None
         flying = [one for one in self.roster if one.row is not None or one.sequence.slot is not None]
         outgrown = [one for one in self.roster if one.left and one.row is None]
