@@ -146,7 +146,8 @@ def ours(scale: Scale, config: PreTrainedConfig, rows: list[Row], temperature: f
     made_tokens = sum(map(len, run.outputs))
     if made_tokens != wanted:
         raise AssertionError(f"{made_tokens} tokens came out, {wanted} were asked for")
-    floor = floor_seconds(loaded, rows, run.steps, speed)
+    weights, a_token = weight_bytes(loaded.weights.model), loaded.runner.kv_token_bytes
+    floor = floor_seconds(weights, a_token, rows, run.steps, speed)
     yield {
         "what": "millstream",
         "attention": loaded.runner.backend_name,
@@ -159,15 +160,24 @@ def ours(scale: Scale, config: PreTrainedConfig, rows: list[Row], temperature: f
     }
 
 
-def floor_seconds(loaded: Loaded, rows: Sequence[Row], steps: int, speed: float) -> float:
-    """Time of reading the weights once a step, and each sequence's keys and values once a token of its output."""
-    model = loaded.weights.model
+def weight_bytes(model: Any) -> int:
+    """Bytes of weights that a step reads: all but a table of embeddings, of which it looks up a few rows."""
     embedded = 0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.nbytes
-    weights = sum(weight.nbytes for weight in model.parameters()) - embedded
+    return sum(weight.nbytes for weight in model.parameters()) - int(embedded)
+
+
+def floor_seconds(weights: int, a_token: int, rows: Sequence[Row], steps: int, speed: float) -> float:
+    """Time of reading the weights once a step, and each sequence's keys and values once a token of its output.
+
+    Args:
+        weights: bytes of them.
+        a_token: bytes of a token's keys and values.
+        speed: bytes a second.
+    """
     contexts = sum(
         row.max_tokens * len(row.prompt_ids) + row.max_tokens * (row.max_tokens + 1) // 2 for row in rows
     )
-    return (steps * weights + contexts * loaded.runner.kv_token_bytes) / speed
+    return (steps * weights + contexts * a_token) / speed
 
 
 def copy_speed(device: str) -> float:

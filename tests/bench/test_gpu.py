@@ -7,14 +7,32 @@ import subprocess
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench import gpu, gpu_models, gpu_parts
+from bench.workload import Row
+from tests.models import tiny_config
 
 
 def test_the_workload_is_the_published_one() -> None:
     rows = gpu_parts.nano_vllm_rows(256, 1024, 151_936)
     assert sum(row.max_tokens for row in rows) == 133_966
     assert all(100 <= len(row.prompt_ids) <= 1024 for row in rows)
+
+
+def test_the_floor_is_weights_a_step_and_live_kv_a_token() -> None:
+    """Prompts of 3 and 1 with 2 and 3 outputs see 4 + 5 and 2 + 3 + 4 tokens; three steps."""
+    rows = [Row([5, 6, 7], 2), Row([5], 3)]
+    assert gpu_parts.floor_seconds(1000, 10, rows, 3, 100) == (3 * 1000 + (4 + 5 + 2 + 3 + 4) * 10) / 100
+    assert gpu_parts.floor_seconds(1000, 10, [], 0, 100) == 0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_table_of_embeddings_is_read_only_where_it_makes_logits(tied: bool) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**tiny_config(tie_word_embeddings=tied)))
+    everything = sum(weight.nbytes for weight in model.parameters())
+    table = model.get_input_embeddings().weight.nbytes
+    assert gpu_parts.weight_bytes(model) == (everything if tied else everything - table)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")

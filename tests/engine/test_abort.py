@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.blocks import IntegrityError
 from engine.sequence import Sequence
 from tests.engine.doubles import (
     Output,
@@ -121,3 +122,15 @@ def test_an_abort_in_any_state_frees_everything(abort: Any) -> None:
         for new in rounds.others:
             assert token_ids(rounds.deltas[new.id]) == alone(new)
         assert_empty(rounds.engine)
+
+
+def test_what_is_not_given_back_is_noticed_in_the_step_that_leaves_the_engine_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(PagedDouble(hashed))
+    engine.add(request("r", [5] * 20, 3))
+    monkeypatch.setattr(engine._scheduler.blocks, "free", lambda _: None)
+    for _ in range(2):
+        engine.step()
+    with pytest.raises(IntegrityError):
+        engine.step()
