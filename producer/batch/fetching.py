@@ -11,7 +11,7 @@ from pathlib import Path
 from broker.batches import Batch
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import FileState, sync_folder
-from producer.bulk.places import Places
+from producer.bulk.places import Places, check
 from producer.refusal import Refused
 
 
@@ -19,10 +19,11 @@ def fetch(batch: Batch, output: Path, *, overwrite: bool) -> Places:
     """Copy output and errors; each takes its place in one step, the errors first. Again: nothing changes.
 
     Raises:
-        Refused: something else is there, the ending is another one, or the batch's folder is not on this machine.
+        Refused: something else is there, the ending is another one, nothing can be written there, or the batch's
+            folder is not on this machine.
         OSError: they cannot be written.
     """
-    places = Places(Inputs([]), output.resolve())
+    places = check(Inputs([]), output)
     pairs = [(Path(batch.error_file), places.errors), (Path(batch.output), places.output)]
     if (places.output.suffix == ".parquet") != (Path(batch.output).suffix == ".parquet"):
         raise Refused(

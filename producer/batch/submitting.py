@@ -25,6 +25,7 @@ from producer.request import build_job
 
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST_D = 3650
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,10 @@ def seconds_of(option: str, text: str) -> int:
     found = _DURATION.fullmatch(text)
     if found is None or int(found[1]) == 0:
         raise Refused(f"{option}: give a number with s, m, h or d, such as 24h, not {text!r}")
-    return int(found[1]) * _SECONDS[found[2]]
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds > LONGEST_D * _SECONDS["d"]:
+        raise Refused(f"{option}: give at most {LONGEST_D}d, not {text}")
+    return seconds
 
 
 def _fill(folder: Folder, batch_id: str, asked: Asked, queue: str) -> None:
