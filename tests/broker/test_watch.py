@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
 from broker.watch import Replay, follow, follow_async
 from protocol import Choice, JobNotFound, Result, TokenEvent, encode_terminal, encode_token
-from tests.broker.steps import Worker, assert_ended_once, end, job, put, say, tokens
+from tests.broker.steps import Worker, assert_ended_once, end, put, say, tokens
 from tests.servers import RealServer
 
 KEYS = Keys()
@@ -337,58 +336,6 @@ def test_a_waiting_job_that_is_cancelled(queue: Queue, watch: Watch) -> None:
     watcher.rest()
     watcher.assert_whole("", "cancelled")
     assert watcher.events[-1].code == "cancelled"
-
-
-# -- the race between the end and the subscription ----------------------------------------------------------------
-
-
-class QuickWorker:
-    """Ends each job as soon as it is there, in about a millisecond."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        queue = Queue(connect(self._url), KEYS)
-        worker = Worker(queue, "quick")
-        while not self._stop.is_set():
-            for lease in worker.lease(4):
-                events = tokens(lease, 1, "a", "b", "c")
-                queue.run_all([calls.publish(KEYS, lease.worker, lease.id, lease.attempt, 1, events)])
-                end(queue, lease, 3, "abc")
-        queue.close()
-
-
-def test_two_hundred_jobs_that_end_while_their_watcher_subscribes(queue: Queue, server: RealServer) -> None:
-    began = time.monotonic()
-    with QuickWorker(server.url):
-        for n in range(200):
-            queue.run(calls.submit(KEYS, job(f"j{n}")))
-            events = list(follow(queue, f"j{n}"))
-            assert [event.type for event in events] == ["token"] * 3 + ["done"]
-    assert time.monotonic() - began < 20
-
-
-def test_two_hundred_jobs_that_end_while_their_watcher_subscribes_asyncio(server: RealServer) -> None:
-    async def rounds() -> None:
-        queue = AsyncQueue(connect_async(server.url), KEYS)
-        for n in range(200):
-            await queue.run(calls.submit(KEYS, job(f"j{n}")))
-            events = [event async for event in follow_async(queue, f"j{n}")]
-            assert [event.type for event in events] == ["token"] * 3 + ["done"]
-        await queue.close()
-
-    with QuickWorker(server.url):
-        asyncio.run(rounds())
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])

@@ -27,26 +27,37 @@ def again(run: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-@pytest.fixture(params=[(None, None), ("FA3", 4)], ids=["FA2", "FA3"])
-def runners(request: pytest.FixtureRequest, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+@pytest.fixture(scope="module", params=[(None, None), ("FA3", 4)], ids=["FA2", "FA3"])
+def loaded(request: pytest.FixtureRequest, tiny_model_dir: Path) -> Pair:
     """The tiny Llama twice over the GPU backend: as it is, and with its decodes recorded."""
     active, block_size = request.param
-    monkeypatch.setattr("engine.loading.choose_backend", lambda *_: VarlenBackend(varlen_by_hand, active))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.loading.choose_backend", lambda *_: VarlenBackend(varlen_by_hand, active))
 
-    def load(record: Callable[[ModelRunner, VarlenBackend, int], object]) -> ModelRunner:
-        monkeypatch.setattr("engine.loading.record_decodes", record)
-        loaded = load_runner(
-            str(tiny_model_dir),
-            dtype="float32",
-            device="cpu",
-            max_num_seqs=SEQS + 1,
-            max_model_len=128,
-            block_size=block_size,
-            num_kv_blocks=BLOCKS,
-        )
-        return loaded.runner
+        def load(record: Callable[[ModelRunner, VarlenBackend, int], object]) -> ModelRunner:
+            patch.setattr("engine.loading.record_decodes", record)
+            loaded = load_runner(
+                str(tiny_model_dir),
+                dtype="float32",
+                device="cpu",
+                max_num_seqs=SEQS + 1,
+                max_model_len=128,
+                block_size=block_size,
+                num_kv_blocks=BLOCKS,
+            )
+            return loaded.runner
 
-    return load(lambda *_: ""), load(lambda runner, backend, _: runner.record_decodes(backend, SEQS, again))
+        plain = load(lambda *_: "")
+        return plain, load(lambda runner, backend, _: runner.record_decodes(backend, SEQS, again))
+
+
+@pytest.fixture
+def runners(loaded: Pair) -> Pair:
+    """Both, with nothing counted yet; in their blocks lies what earlier tests wrote."""
+    graphs = loaded[1]._graphs
+    assert graphs is not None
+    graphs.num_replays = graphs.num_padding_rows = 0
+    return loaded
 
 
 def sequences(runner: ModelRunner, count: int) -> list[Chunk]:
@@ -145,11 +156,11 @@ def test_tokens_that_only_the_device_knows_are_replayed(runners: Pair) -> None:
 
 
 def test_what_reads_lengths_on_the_host_is_not_recorded(
-    runners: Pair, caplog: pytest.LogCaptureFixture
+    runners: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = runners[0]._attention.backend
     assert isinstance(backend, VarlenBackend)
-    backend.replayable = False
+    monkeypatch.setattr(backend, "replayable", False)
     assert RECORD_DECODES(runners[0], backend, SEQS) == "no CUDA graphs"
     assert "reads lengths on the host" in caplog.text
 

@@ -28,7 +28,7 @@ def test_a_running_job_is_stopped_at_its_deadline(
             enqueue(queue, "soon", words(5000), deadline_in_s=0.3)
             look = calls.look(queue.keys, "soon")
             await until_here(lambda: queue.run(look).state == "expired", "stopped")
-            assert 0.25 <= time.monotonic() - submitted < 1.0
+            assert 0.25 <= time.monotonic() - submitted < 5.0
             model = model_of(worker)
             await until_here(
                 lambda: model.engine.stats().running == 2 or not logged(queue, "free"), "dropped"

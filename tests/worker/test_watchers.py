@@ -108,7 +108,13 @@ def subscriptions_cut(queue: Queue) -> Iterator[Callable[[], int]]:
 
 
 @ON_BOTH_SERVERS
-@pytest.mark.parametrize("is_cut", [False, True], ids=["undisturbed", "cut off again and again"])
+@pytest.mark.parametrize(
+    "is_cut",
+    [
+        pytest.param(False, id="undisturbed", marks=pytest.mark.long),
+        pytest.param(True, id="cut off again and again"),
+    ],
+)
 def test_e11_many_watchers_of_one_job(queue: Queue, workers: Workers, is_cut: bool) -> None:
     """From before the start, after 5 words, after 20, slow, killed half-way, and after the end."""
     workers.start(model="dry-run:words?delay=25ms").ready()
@@ -164,7 +170,7 @@ def test_e11_nobody_watches_and_then_it_has_expired(queue: Queue, workers: Worke
         began = time.monotonic()
         with pytest.raises(JobNotFound, match="j: not found"):
             follow(workers.url)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.long

@@ -178,7 +178,7 @@ def test_a_second_signal_hands_the_jobs_back_at_once(queue: Queue, workers: Work
     worker.signal(signal.SIGTERM)
     until(lambda: "stopping" in worker.log, "first signal heard")
     worker.signal(second)
-    assert worker.wait(5) == 0
+    assert worker.wait() == 0
     before = logged(queue, "j")
     assert 3 <= before < 30
     workers.start()

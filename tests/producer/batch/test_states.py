@@ -6,7 +6,6 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from broker import batches
@@ -119,11 +118,13 @@ def test_any_input_gives_what_generate_gives(bench: Bench, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_openai_s_types_read_a_batch_in_every_state(bench: Bench, tmp_path: Path) -> None:
+    from openai.types import Batch  # takes 0.7 s, in every process that collects tests
+
     batch_id = bench.submit(write_rows(tmp_path / "in.jsonl", ROWS))
     seen = []
     with FakeWorker(bench.url):
         while True:
-            read = openai.types.Batch.model_validate(api_object(bench.show(batch_id)), strict=True)
+            read = Batch.model_validate(api_object(bench.show(batch_id)), strict=True)
             seen.append(read.status)
             if read.status == "completed":
                 break
