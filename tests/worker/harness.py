@@ -124,6 +124,11 @@ class Workers:
         self._started.append(worker)
         return worker
 
+    @property
+    def last(self) -> WorkerProcess:
+        """The one that was started last."""
+        return self._started[-1]
+
     def close(self) -> None:
         for worker in self._started:
             worker.close()

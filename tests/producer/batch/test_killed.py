@@ -1,4 +1,4 @@
-"""Batch workers that are killed at any moment: the files are those of an undisturbed `generate`."""
+"""Processes that are killed in the middle of a batch: the files are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,14 @@ import pytest
 from producer.batch import worker
 from tests.producer.batch.setup import Bench
 from tests.producer.bulk.orders import run, write_rows
+from tests.producer.bulk.processes import wait_for
 from tests.producer.bulk.test_interrupted import slowly
 from tests.producer.fake_worker import FakeWorker
+from tests.servers import ValkeyServer
+from tests.worker.harness import Workers
 
 KILLS = 10
+SLOW = "dry-run:echo?delay=8ms&slots=8"
 
 
 def fork(url: str) -> int:
@@ -72,3 +78,56 @@ def test_rq_s_own_worker_works_on_batches(bench: Bench, tmp_path: Path) -> None:
         )
     assert done.returncode == 0, done.stderr
     assert bench.status(batch_id) == "completed"
+
+
+def server(server: ValkeyServer, _: Workers) -> None:
+    server.restart()
+
+
+def model_process(_: ValkeyServer, workers: Workers) -> None:
+    workers.last.ready().model_process().kill()
+
+
+def worker_with_model(_: ValkeyServer, workers: Workers) -> None:
+    workers.last.kill()
+    workers.start("--lease", "1", model=SLOW)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kill", [server, model_process, worker_with_model])
+def test_whoever_is_killed_the_files_are_those_of_an_undisturbed_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: Callable[[ValkeyServer, Workers], None]
+) -> None:
+    monkeypatch.setattr(worker, "SWEEP_EVERY_S", 1)
+    rows = [{"custom_id": str(number), "prompt": f"row {number}"} for number in range(1000)]
+    source = write_rows(tmp_path / "in.jsonl", [*rows, {"custom_id": "bad", "prompt": 3}])
+    draw = random.Random(3)
+    with ValkeyServer() as server, closing(Workers(server.url, tmp_path)) as workers:
+        bench = Bench(server.url, tmp_path, monkeypatch)
+        workers.start("--lease", "1", model=SLOW).ready()
+        child = fork(server.url)
+        try:
+            undisturbed = bench.submit(source, window=50)
+            assert wait_for(lambda: bench.show(undisturbed).has_ended, 60)
+            disturbed = bench.submit(source, window=50)
+            kills = 0
+            while not bench.show(disturbed).has_ended:
+                done = bench.show(disturbed).completed
+                if kills < 4 and done >= 200 * kills:
+                    time.sleep(draw.uniform(0.0, 0.2))
+                    kill(server, workers)
+                    kills += 1
+                time.sleep(0.02)
+            assert kills == 4
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        files = [
+            (Path(batch.output).read_bytes(), Path(batch.error_file).read_bytes())
+            for batch in map(bench.show, (undisturbed, disturbed))
+        ]
+        assert bench.status(disturbed) == "completed"
+        bench.queue.close()
+        bench.rq.close()
+    assert files[0] == files[1]
+    assert [file.count(b"\n") for file in files[0]] == [1000, 1]
