@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from producer.bulk.generate import generate
 from producer.bulk.inputs import find_inputs
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.manifest import Manifest
+from protocol import MillstreamError
 from tests.producer.batch.setup import ROWS, Bench, Death
 from tests.producer.bulk.orders import order, write_rows
 from tests.producer.fake_worker import FakeWorker
@@ -178,3 +180,56 @@ def test_wherever_slices_die_the_files_are_those_of_generate(
         *("order.json", "checked.json", "ended.json", "lock", "manifest.json", "input-0", "input-1"),
         *(Path(place).name for place in (short.show(batch_id).output, short.show(batch_id).error_file)),
     }
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_disk_that_is_full_now_and_then_costs_nothing(
+    short: Bench, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    files = mixed(short.folder)
+    batch_id = short.submit(*files, format=format)
+    faults: list[str] = []
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with FakeWorker(short.url):
+        while not short.show(batch_id).has_ended:
+            with monkeypatch.context() as patch:
+                for name in ("fsync", "fdatasync"):
+                    patch.setattr(os, name, full)
+                with pytest.raises((MillstreamError, OSError)) as fault:
+                    Slice(short.queue, short.chain, batch_id, short.show(batch_id).slice).work()
+                faults.append(str(fault.value))
+            short.go(batch_id, 1)
+        assert written(short, batch_id) == generated(short, files, format)
+    assert short.status(batch_id) == "completed"
+    assert all("No space left on device" in fault for fault in faults)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+def test_whenever_a_batch_is_to_stop_every_row_has_an_outcome(short: Bench, ending: str) -> None:
+    source = lines(short.folder)
+    client: Any = short.queue.client
+    endings: list[str] = []
+    with FakeWorker(short.url):
+        for slices_before in range(0, 40, 4):
+            batch_id = short.submit(*source, window=2)
+            short.go(batch_id, slices_before)
+            before = short.status(batch_id)
+            if ending == "expired":
+                client.hset(short.keys.batch(batch_id), "expires_at", 1)
+            else:
+                answer = short.queue.run(batches.cancel(short.keys, batch_id))
+                assert answer == ("cancelling" if before in ("validating", "in_progress") else before)
+            short.go(batch_id)
+            endings.append(short.status(batch_id))
+            assert endings[-1] == (ending if before in ("validating", "in_progress") else "completed")
+            answers, errors = short.files(batch_id)
+            assert len(answers) + len(errors) == short.show(batch_id).total == 10
+            codes = {error["error"]["code"] for error in errors}
+            assert codes <= {"invalid_request", f"batch_{ending}"}
+            assert client.keys(f"{short.keys.base}*{batch_id}.*") == []
+    assert set(endings) == {ending, "completed"}
