@@ -266,6 +266,7 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
         KEYS.deadlines,
         KEYS.control,
         KEYS.batches,
+        KEYS.batches_swept,
     }
     assert {name.removeprefix(KEYS.base) for name in made} == set(table)
 
