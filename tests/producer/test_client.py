@@ -99,6 +99,7 @@ def test_the_same_id_is_the_same_job_or_a_conflict(server: RealServer) -> None:
             client.submit("b", id="mine")
 
 
+@pytest.mark.parametrize("server", ["valkey", pytest.param("redis", marks=pytest.mark.long)], indirect=True)
 def test_many_jobs_go_in_order(server: RealServer) -> None:
     jobs = [Job(id=f"j{number}", prompt=str(number)) for number in range(1203)]
     with Client(server.url) as client, FakeWorker(server.url, answer=refuse_three) as worker:

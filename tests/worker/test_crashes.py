@@ -120,7 +120,7 @@ def test_a_worker_killed_while_a_suspect_runs_alone_convicts_nobody(queue: Queue
     nothing_left(queue)
 
 
-@pytest.mark.parametrize("ends_by", ["a kill", "--step-timeout"])
+@pytest.mark.parametrize("ends_by", ["a kill", pytest.param("--step-timeout", marks=pytest.mark.long)])
 def test_a_job_whose_preparation_ends_the_process_is_counted(
     queue: Queue, workers: Workers, ends_by: str
 ) -> None:
@@ -197,7 +197,9 @@ def test_a_zombie_is_refused(queue: Queue, workers: Workers) -> None:
     nothing_left(queue)
 
 
-@pytest.mark.parametrize("model", [WORDS, "dry-run:words?delay=40ms&slots=2"])
+@pytest.mark.parametrize(
+    "model", [WORDS, pytest.param("dry-run:words?delay=40ms&slots=2", marks=pytest.mark.long)]
+)
 def test_a_model_process_never_outlives_its_worker(queue: Queue, workers: Workers, model: str) -> None:
     worker = workers.start(model=model).ready()
     submit(queue, "j", words(500))
@@ -233,6 +235,9 @@ def test_the_group_is_destroyed(queue: Queue, workers: Workers) -> None:
     assert ended(queue, "j").text == words(3)
 
 
+@pytest.mark.parametrize(
+    "fresh_server", ["valkey", pytest.param("redis", marks=pytest.mark.long)], indirect=True
+)
 def test_a_server_that_restarts_in_the_middle(fresh_server: RealServer, tmp_path: Path) -> None:
     """The server is killed and comes back from its append-only file; the worker waits and goes on."""
     workers = Workers(fresh_server.url, tmp_path)
