@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.batch import worker
+from producer.batch import asking, worker
 from tests.producer.batch.setup import Bench
 from tests.producer.bulk.orders import run, write_rows
 from tests.producer.bulk.processes import wait_for
@@ -99,6 +99,7 @@ def test_whoever_is_killed_the_files_are_those_of_an_undisturbed_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: Callable[[ValkeyServer, Workers], None]
 ) -> None:
     monkeypatch.setattr(worker, "SWEEP_EVERY_S", 1)
+    monkeypatch.setattr(asking, "NOTE_EVERY_S", 0.0)  # so that it is seen early how far it is
     rows = [{"custom_id": str(number), "prompt": f"row {number}"} for number in range(600)]
     source = write_rows(tmp_path / "in.jsonl", [*rows, {"custom_id": "bad", "prompt": 3}])
     draw = random.Random(3)
