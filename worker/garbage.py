@@ -9,7 +9,7 @@ def collect_rarely() -> None:
     """Leave what has been loaded to itself, and look rarely for cycles among what comes and goes.
 
     Jobs and frames are in none. As it comes the collector took a quarter of the parent's time for a job, and now and
-    then a step of a model process waits while it looks at all of torch.
+    then held up a step of a model process for 0.4 s to look at all of torch.
     """
     gc.collect()
     gc.freeze()
