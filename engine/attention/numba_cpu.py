@@ -31,7 +31,10 @@ class NumbaBackend:
 
     def __init__(self) -> None:
         self._reference = ReferenceBackend()
-        self._threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        told = torch.get_num_threads()
+        self._threads = min(told, numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(self._threads)  # starts Numba's threads, if nothing has yet
+        torch.set_num_threads(told)  # over OpenMP that has given torch one a core, whatever it was told
 
     def kv_dtypes(self, compute: torch.dtype) -> Sequence[torch.dtype]:
         """See `Backend.kv_dtypes`: all there are."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -233,6 +236,28 @@ def test_a_small_batch_that_one_thread_attends_leaves_all_threads_to_the_product
     monkeypatch.setattr("numba.set_num_threads", asked.append)
     run(backend, make_case([(3, 1)], 8, torch.float32))
     assert asked == [1, 2]
+
+
+@pytest.mark.long
+def test_torch_keeps_the_threads_it_was_told() -> None:
+    """Numba's threads, one a core, start with its first parallel loop."""
+    code = (
+        "import numba, torch\n"
+        "from engine.attention.numba_cpu import NumbaBackend\n"
+        "NumbaBackend()\n"
+        "@numba.njit(parallel=True)\n"
+        "def count(n):\n"
+        "    total = 0\n"
+        "    for _ in numba.prange(n):\n"
+        "        total += 1\n"
+        "    return total\n"
+        "print(count(8), torch.get_num_threads(), numba.get_num_threads())\n"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("8 1 1\n", 0), done.stderr
 
 
 def test_half_precision_falls_to_the_reference() -> None:
