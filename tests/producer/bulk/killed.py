@@ -36,10 +36,14 @@ def alone(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 class Runs:
     """Runs of the same input, one after the other, each in a forked process with a worker and a server of its own."""
 
-    def __init__(self, folder: Path, rows: Iterable[dict[str, Any]], model: str) -> None:
+    def __init__(self, folder: Path, rows: Iterable[dict[str, Any]], model: str, **changes: Any) -> None:
+        """
+        Args:
+            changes: fields of the order that differ from a plain command line's.
+        """
         self.state = folder / "state"
         self._source = write_rows(folder / "in.jsonl", rows)
-        self._model = model
+        self._changes = {"model": model, "redis_url": None, **changes}
         self._folder = folder
         self._done = 0
         self.child = 0
@@ -56,7 +60,7 @@ class Runs:
             return
         code = 2
         try:
-            asked = order(self._source, self.output, "", model=self._model, redis_url=None)
+            asked = order(self._source, self.output, "", **self._changes)
             generate(asked, Interrupt())
             code = 0
         except MillstreamError as error:
@@ -64,6 +68,13 @@ class Runs:
             code = 1
         finally:
             os._exit(code)
+
+    def undisturbed(self, seconds: float) -> tuple[bytes, bytes]:
+        """Output and errors of a whole run that nobody kills."""
+        self.start()
+        code = ended(self.child, seconds)
+        assert code == 0, self.why() if code == 1 else f"it ended with {code}"
+        return self.finished()
 
     def finished(self) -> tuple[bytes, bytes]:
         """Output and errors of a run that came to its end; the next one has an output of its own."""
@@ -114,7 +125,7 @@ def disturbed(
         if code == 0:
             finished.append(runs.finished())
         elif code == 1:
-            assert any(reason in runs.why() for reason in MAY_END)
+            assert any(reason in runs.why() for reason in MAY_END), runs.why()
         else:
             assert code == -signal.SIGKILL
         runs.start()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.producer.bulk.killed import Runs, alone, disturbed
-from tests.producer.bulk.processes import ended
 
 KILLS = 10
 LONGEST_WAIT_S = 6.0
@@ -38,9 +37,7 @@ def test_killed_anywhere_the_rows_are_those_of_an_undisturbed_run_but_for_near_t
 ) -> None:
     runs = Runs(tmp_path, ROWS, str(smollm2_path))
     alone(runs.state, monkeypatch)
-    runs.start()
-    assert ended(runs.child, 300) == 0
-    undisturbed = rows_of(runs.finished())
+    undisturbed = rows_of(runs.undisturbed(300))
     assert len(undisturbed) == len(ROWS)
 
     finished, _ = disturbed(runs, random.Random(5), KILLS, LONGEST_WAIT_S)
