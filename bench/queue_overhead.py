@@ -22,6 +22,7 @@ from typing import Any
 
 from bench import children, results, workload
 from bench.children import Model, Place
+from bench.engines import ENGINES
 from bench.latency import worker
 from bench.workload import Row, Task
 from broker.embedded import EmbeddedBroker
@@ -86,9 +87,11 @@ def alone(model: Model, warm: list[Row], rounds: list[list[Row]], threads: int) 
 def through_the_queue(model: Model, warm: list[Row], rounds: list[list[Row]], threads: int) -> list[float]:
     """Seconds of each round, from the first job submitted to the last result."""
     flags = ["--dtype", model.dtype, "--log-level", "warning"]
+    # The very weights that the engine alone reads: those of a quantized file as it is take other and slower products.
+    weights = model.weights(ENGINES["millstream"].weights)
     with (
         _broker() as url,
-        worker(url, str(model.path), flags, _environment(threads)),
+        worker(url, str(weights), flags, _environment(threads)),
         Client(url) as client,
     ):
         _answer(client, "warm", warm)
