@@ -126,7 +126,7 @@ def resume(
     rq_url: RqUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Go on with a batch that the server has lost: its folder says how far it was."""
+    """Go on with a batch that the server has lost, as its folder tells."""
     from producer.batch import submitting
     from producer.batch.chain import Chain, rq_client
 
