@@ -75,10 +75,18 @@ def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
 
     One that falls between taking and holding a lock leaves it taken, and what is closed on the way out may wait for
     it: `watch`, interrupted just as it had subscribed, hung about once in sixty times until it was interrupted again.
+    One that falls into a `__del__` or a callback of the collector is lost there.
     """
+    sys.unraisablehook = _keep_silent
     signal.signal(signal.SIGALRM, _interrupt)
     signal.setitimer(signal.ITIMER_REAL, CLOSING_S)
     raise KeyboardInterrupt
+
+
+def _keep_silent(lost: sys.UnraisableHookArgs) -> None:
+    """Say nothing of an interrupt that was lost: there will be another one."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-PROGRAM = """
+HANGS = """
 import threading
 import millstream.__main__ as program
 
@@ -23,11 +23,34 @@ program.build = lambda: work
 program.main()
 """
 
+LOSES_IT = """
+import os, signal, threading
+import millstream.__main__ as program
+
+class Closed:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass  # the interrupt is raised between two of these, and Python drops it
+
+def work(prog_name):
+    print("works", flush=True)
+    closed = Closed()
+    del closed
+    threading.Event().wait()
+
+program.build = lambda: work
+program.main()
+"""
+
+
+def test_an_interrupt_that_a_destructor_swallows_is_made_good_and_not_told() -> None:
+    program = subprocess.run([sys.executable, "-c", LOSES_IT], capture_output=True, timeout=20)
+    assert (program.returncode, program.stdout, program.stderr) == (130, b"works\n", b"")
+
 
 def test_a_lock_that_nobody_lets_go_does_not_keep_an_interrupted_program() -> None:
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    program = subprocess.Popen([sys.executable, "-c", HANGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert program.stdout is not None
     assert program.stdout.readline() == b"works\n"
     program.send_signal(signal.SIGINT)
