@@ -25,12 +25,12 @@ def wait_for_result(queue: Queue, job_id: str, timeout_s: float | None) -> Resul
     with closing(Channel(queue.client, queue.keys.tokens(job_id))) as channel:
         channel.subscribe()
         while True:
-            result = _ended(job_id, queue.run(calls.look(queue.keys, job_id)))
-            if result is not None:
+            look = queue.run(calls.look(queue.keys, job_id))
+            if (result := _ended(job_id, look)) is not None:
                 return result
             message: Any = None
             while not _says_look(message):
-                message = channel.get(patience.left_s())
+                message = channel.get(patience.left_s(look))
                 if message is None:
                     break
 
@@ -41,12 +41,12 @@ async def wait_for_result_async(queue: AsyncQueue, job_id: str, timeout_s: float
     async with aclosing(AsyncChannel(queue.client, queue.keys.tokens(job_id))) as channel:
         await channel.subscribe()
         while True:
-            result = _ended(job_id, await queue.run(calls.look(queue.keys, job_id)))
-            if result is not None:
+            look = await queue.run(calls.look(queue.keys, job_id))
+            if (result := _ended(job_id, look)) is not None:
                 return result
             message: Any = None
             while not _says_look(message):
-                message = await channel.get(patience.left_s())
+                message = await channel.get(patience.left_s(look))
                 if message is None:
                     break
 
@@ -57,13 +57,14 @@ class _Patience:
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def left_s(self) -> float:
+    def left_s(self, look: Look) -> float:
         """How long to listen before the next look: the end may have been announced to a connection that broke."""
         if self._deadline is None:
             return SILENCE_S
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"job {self._job_id}: not ended after {self._timeout_s:g} s")
+            after = f" after {self._timeout_s:g} s" if self._timeout_s else ""
+            raise TimeoutError(f"job {self._job_id}: not ended{after}, it was {look.state}")
         return min(left_s, SILENCE_S)
 
 

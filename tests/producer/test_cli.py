@@ -42,6 +42,7 @@ def test_submit_watch_result_status_cancel(program: Program, url: str) -> None:
     assert (submitted.returncode, submitted.stdout) == (0, "j1\n")
     not_yet = program("result", "j1", *queue)
     assert (not_yet.returncode, not_yet.stdout) == (5, "")
+    assert not_yet.stderr == "millstream: job j1: not ended, it was queued\n"
     status = json.loads(program("status", "--json", *queue).stdout)
     assert (status["waiting"], status["running"], status["workers"]) == (1, 0, [])
     assert program("submit", "x", "--id", "j2", *queue, "--json").stdout == '{"id": "j2", "queue": "s2"}\n'
