@@ -70,6 +70,7 @@ bench: .venv/.installed-test
 	$(BIN)/python -m bench.plan $(plan) --json $(FIGURES)/plan.json
 	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
 	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
+	$(BIN)/python -m bench.pressure --policy priority > $(FIGURES)/pressure-priority.md
 	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md
 	cat $(FIGURES)/*.md
 	$(BIN)/python -m bench.sampling
