@@ -25,6 +25,8 @@ from tokenizers import Tokenizer, decoders
 _WINDOW = 16
 """Tokens kept for context before the window is shortened."""
 _REPLACEMENT = "\ufffd"
+_SURROGATES = frozenset(bytes((0xED, second)) for second in range(0xA0, 0xC0))
+"""First two bytes of what would be U+D800 to U+DFFF."""
 
 Decode = Callable[[list[int]], str]
 
@@ -87,7 +89,8 @@ class ByteLevelStream:
     """A stream over tokens that are bytes of UTF-8.
 
     Python's decoder and the tokenizer's both put one U+FFFD for each maximal part of an ill-formed sequence (Unicode
-    3.9, U+FFFD substitution), so decoding bit by bit gives what decoding everything at once gives.
+    3.9, U+FFFD substitution), so decoding bit by bit gives what decoding everything at once gives. But two bytes that
+    begin a surrogate, which UTF-8 has not, Python holds back for a third; here they are two U+FFFD at once.
     """
 
     __slots__ = ("_bytes", "_hidden", "_part")
@@ -103,7 +106,10 @@ class ByteLevelStream:
             return ""
         data = self._part + self._bytes[token_id]
         text, length = utf_8_decode(data, "replace")
-        self._part = data[length:]
+        part = data[length:]
+        if part in _SURROGATES:
+            text, part = text + 2 * _REPLACEMENT, b""
+        self._part = part
         return text
 
     def flush(self) -> str:

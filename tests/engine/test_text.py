@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -88,6 +88,21 @@ def test_bytes_are_sent_with_the_last_of_their_character(text: str) -> None:
     for character in text:
         data = character.encode()
         assert [stream.push(byte) for byte in data] == [""] * (len(data) - 1) + [character]
+
+
+def test_bytes_are_held_back_only_while_they_may_become_a_character() -> None:
+    """Any two that might begin one, and three that begin a surrogate, of which Python's decoder holds two back."""
+    tokenizer = byte_level()
+    ids = byte_ids_of(tokenizer)
+    every_character = (chr(code).encode() for code in range(0x110000) if not 0xD800 <= code < 0xE000)
+    parts = {text[:length] for text in every_character for length in range(1, len(text))}
+    cases = [bytes(pair) for pair in product(range(0xC0, 0x100), range(0x100))]
+    for data in (*cases, b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xed\x9f\xbf"):
+        stream, sent = detokenizer_of(tokenizer).stream(), ""
+        for count in range(1, len(data) + 1):
+            sent += stream.push(ids[data[count - 1]])
+            held = next((n for n in (3, 2, 1) if n <= count and data[count - n : count] in parts), 0)
+            assert sent == data[: count - held].decode(errors="replace"), data[:count]
 
 
 def test_a_token_may_hold_the_tail_of_one_character_and_the_head_of_the_next() -> None:

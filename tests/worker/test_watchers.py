@@ -213,7 +213,7 @@ def test_e04_a_long_job_and_its_neighbours_stay_with_an_owner_that_lives(
     queue: Queue, workers: Workers
 ) -> None:
     """Eight steps of a second each under leases of 1.5 s, 20 jobs held beside it, an idle worker looking on."""
-    model = "dry-run:words?delay=1s&slots=17"
+    model = "dry-run:words?delay=1s&slots=20"
     owner = workers.start("--lease", "1.5", model=model).ready()
     submit(queue, "j", words(8))
     for number in range(20):

@@ -114,7 +114,7 @@ def disturbed(
     killed = dict.fromkeys(VICTIMS, 0)
     runs.start()
     while sum(killed.values()) < kills or len(finished) < whole:
-        victim = draw.choice(VICTIMS) if sum(killed.values()) < kills else None
+        victim = _next(draw, killed) if sum(killed.values()) < kills else None
         code = ended(runs.child, draw.uniform(0.0, longest_wait_s) if victim else 300)
         if code is None and victim is not None:
             killed[victim] += runs.kill(victim)
@@ -133,3 +133,8 @@ def disturbed(
     assert ended(runs.child, 20) is not None
     assert wait_for(lambda: family(runs.state) == [], 30)
     return finished, killed
+
+
+def _next(draw: random.Random, killed: dict[str, int]) -> str:
+    """One of those killed least, so that each has its share: a run is not always old enough to have them all."""
+    return draw.choice([victim for victim, times in killed.items() if times == min(killed.values())])
