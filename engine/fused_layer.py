@@ -58,21 +58,28 @@ class FusedLayer(nn.Module):
             self._steps = PanelSteps(linears, norms, self._kv_heads, self._head_dim)
 
     def forward(
-        self, hidden_states: torch.Tensor, *, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: Any
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        **_: Any,
     ) -> torch.Tensor:
         """`[1, T, C]` to `[1, T, C]`.
 
         Args:
             position_embeddings: cosines and sines, `[1, T, R]` each.
+            attention_mask: for a probe that loads the weights once more; none is made in service.
         """
         hidden = hidden_states[0].contiguous()
         cos, sin = (part[0] if self.rotated else part[0, :, :0] for part in position_embeddings)
         if self._steps is not None:
             rows = self._steps.before(hidden, cos, sin)
-            return self._after(self._steps, hidden, attend_rows(self, *rows, self._scores))[None]
+            attended = attend_rows(self, *rows, self._scores, attention_mask)
+            return self._after(self._steps, hidden, attended)[None]
         qkv = self.qkv_proj(normed(hidden, self._input_norm))
         query, key, value = split(qkv, cos, sin, self._head_norms, self._kv_heads, self._head_dim)
-        attended = attend_rows(self, query, key, value, self._scores)
+        attended = attend_rows(self, query, key, value, self._scores, attention_mask)
         total, inputs = add_normed(hidden, self.o_proj(attended.flatten(1)), self._mlp_norm)
         return total.add_(self.down_proj(gate(self.gate_up_proj(inputs))))[None]
 
@@ -81,7 +88,8 @@ class FusedLayer(nn.Module):
 
         A row of panels is the same in any batch, so none of the others changes by a bit.
         """
-        if not self.is_last or len(rows := logit_rows(self)) == len(hidden):
+        rows = logit_rows(self) if self.is_last else None
+        if rows is None or len(rows) == len(hidden):
             return steps.after(hidden, attended)
         return hidden.index_copy(0, rows, steps.after(hidden[rows], attended[rows]))
 

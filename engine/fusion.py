@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from engine.attention import Backend, LayerCall, PagedAttention, ProbedLayer, Scores
+from engine.attention import LayerCall, PagedAttention, ProbedLayer, Scores
 from engine.compilation import decoder_layers
 from engine.fused_layer import FusedLayer
 from engine.probe import mask_points
@@ -42,23 +42,21 @@ Positions = tuple[torch.Tensor, torch.Tensor]
 @torch.inference_mode()
 def fuse_layers(
     model: PreTrainedModel, layers: list[ProbedLayer], attention: PagedAttention, max_model_len: int
-) -> int:
+) -> None:
     """Replace decoder layers that are bound to their KV by fused ones, which are then.
+
+    Weights that nothing else holds are given up once they are merged.
 
     Args:
         model: in evaluation mode, its linear layers not packed yet.
         layers: in the order they run.
-
-    Returns:
-        How many were replaced. Weights that nothing else holds are given up once they are merged.
     """
     if model.device.type != "cpu" or model.dtype != torch.float32:
-        return 0
+        return
     names = {id(module): name for name, module in model.named_modules()}
     holders = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     probed = {id(layer.module): layer for layer in layers}
     fit = [layer for layer in decoder_layers(model, layers) if has_shape(layer)]
-    fused = 0
     with _alone(attention) as calls:
         arguments = _arguments(model, fit, max_model_len)
         for layer in fit:
@@ -67,15 +65,14 @@ def fuse_layers(
                 new.is_last = layer.self_attn is layers[-1].module
                 model.set_submodule(names[id(layer)], new)
                 _give_up(layer, new, holders)
-                fused += 1
-    return fused
 
 
-def settle_layers(model: nn.Module) -> None:
-    """Tell fused layers that the linear layers are packed."""
-    for module in model.modules():
-        if isinstance(module, FusedLayer):
-            module.settle()
+def settle_layers(model: nn.Module) -> int:
+    """Tell fused layers that the linear layers are packed; returns how many layers are fused."""
+    fused = [module for module in model.modules() if isinstance(module, FusedLayer)]
+    for layer in fused:
+        layer.settle()
+    return len(fused)
 
 
 def has_shape(layer: Any) -> bool:
@@ -112,13 +109,9 @@ class _Alone:
 @contextmanager
 def _alone(attention: PagedAttention) -> Iterator[_Alone]:
     """While open, the model's attention is answered so."""
-    backend: Backend = attention.backend
     alone = _Alone()
-    attention.backend = alone  # type: ignore[assignment]
-    try:
+    with attention.answered_by(alone):
         yield alone
-    finally:
-        attention.backend = backend
 
 
 def _arguments(model: PreTrainedModel, layers: list[Any], max_model_len: int) -> dict[int, dict[str, Any]]:

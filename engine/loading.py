@@ -87,7 +87,8 @@ def load_runner(
     """Load a model, its attention and its KV store.
 
     Args:
-        model: a hub id, a local folder, or a `.gguf` file; or what has been loaded of one.
+        model: a hub id, a local folder, or a `.gguf` file; or what has been loaded of one. Then layers stay as they
+            were packed, fused or quantized, and the runner that had the weights raises from its next step on.
         dtype: `auto`, `float32`, `bfloat16` or `float16`; auto is what the device computes fast.
         device: `auto`, `cpu`, `cuda` or `cuda:<n>`.
         max_num_seqs: sequences that run at once; no more KV is taken than they can fill. Of this and what follows,
@@ -158,12 +159,13 @@ def load_runner(
     wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
     runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
     with compile_clock() as packing, _part(parts, "packing", packing):
-        fused = 0 if wanted else fuse_layers(net, layers, attention, limits.max_model_len)
+        if not wanted:
+            fuse_layers(net, layers, attention, limits.max_model_len)
         if int8:
             weights = with_int8_linears(weights, one_pass(runner))
         room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
         pack_linears(net, one_pass(runner), linear_kind(net, room))
-        settle_layers(net)
+        fused = settle_layers(net)
     compiled = compile_layers(net, layers) if wanted else False
     with compile_clock() as warming, _part(parts, "warm-up", warming):
         warm_up(runner)

@@ -68,7 +68,7 @@ class ModelRunner:
             replayed = self._graphs.replay(batch)
             if replayed is not None:
                 return replayed
-        self._attention.begin(batch)
+        self._attention.backend.plan(batch)
         return self._compute(batch).float()
 
     @torch.inference_mode()
@@ -98,13 +98,14 @@ class ModelRunner:
         return self._graphs
 
     def _compute(self, batch: PackedBatch) -> torch.Tensor:
-        """Logits `[rows, vocab_size]` of a batch that the attention knows, in the model's dtype."""
-        out = self._model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-        )
+        """Logits `[rows, vocab_size]` of a batch that the backend has planned, in the model's dtype."""
+        with self._attention.step(batch):
+            out = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+            )
         logits: torch.Tensor = out.logits[0]
         return logits
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,8 +37,8 @@ class PagedAttention:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.logit_rows = torch.empty(0, dtype=torch.int64)
-        """Of the step: those of its rows whose logits are asked for."""
+        self.answering: Answering | None = None
+        """While the model computes. None in between: nothing of a step outlives it, also one that raised."""
         self._handle = next(_handles)
         _bound[self._handle] = self
 
@@ -50,10 +50,35 @@ class PagedAttention:
         module.attention_handle = self._handle  # type: ignore[assignment]
         module.attention_window = layer.window  # type: ignore[assignment]
 
-    def begin(self, batch: PackedBatch) -> None:
-        """Announce the step whose layers come next."""
-        self.logit_rows = batch.logit_rows
-        self.backend.plan(batch)
+    def step(self, batch: PackedBatch) -> AbstractContextManager[None]:
+        """While open, the model's layers compute this batch, which the backend has planned."""
+        return self.answered_by(self.backend, batch.logit_rows)
+
+    @contextmanager
+    def answered_by(self, backend: Answer, logit_rows: torch.Tensor | None = None) -> Iterator[None]:
+        """While open, this answers the modules that are bound. `logit_rows`: see `Answering`."""
+        self.answering = Answering(backend, logit_rows)
+        try:
+            yield
+        finally:
+            self.answering = None
+
+
+class Answer(Protocol):
+    """The part of a `Backend` that layers call."""
+
+    def attend(self, call: LayerCall) -> torch.Tensor:
+        """See `Backend.attend`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Who answers the layers of a pass, and what is wanted of it."""
+
+    backend: Answer
+    logit_rows: torch.Tensor | None
+    """`[rows]` int64: those whose logits are asked for. None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +168,25 @@ def _attend(
 
 
 def attend_rows(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scores: Scores,
+    attention_mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """The attention of a bound module that has its rows as a backend takes them; no op in between.
 
     Args:
         query: `[T, H, D]`, contiguous, as are the keys and values `[T, N, D]`.
+        attention_mask: as the model gives it; for a probe.
 
     Returns:
         `[T, H, D]`.
     """
+    if _probe is not None:  # the weights are loaded once more
+        of_query, of_key, of_value = (rows.transpose(0, 1)[None] for rows in (query, key, value))
+        return _probe.attend(module, of_query, of_key, of_value, attention_mask, module.attention_window)[0]
     call = LayerCall(
         query,
         key,
@@ -164,12 +198,27 @@ def attend_rows(
         scores.softcap,
         scores.sinks,
     )
-    return _bound[module.attention_handle].backend.attend(call)
+    return _answering(module.attention_handle).backend.attend(call)
 
 
-def logit_rows(module: Any) -> torch.Tensor:
-    """`[rows]` int64: those of the step that logits are asked for, of a bound module's model."""
-    return _bound[module.attention_handle].logit_rows
+def logit_rows(module: Any) -> torch.Tensor | None:
+    """See `Answering`: of the pass in which a bound module is called."""
+    return None if _probe is not None else _answering(module.attention_handle).logit_rows
+
+
+def _answering(handle: int) -> Answering:
+    """Who answers the modules of a handle.
+
+    Raises:
+        RuntimeError: nobody does, most likely because another runner was loaded on these weights.
+    """
+    attention = _bound.get(handle)
+    if attention is None or attention.answering is None:
+        raise RuntimeError(
+            "a layer was called outside a step of the runner that its weights serve, which is the last one loaded "
+            "on them: load this one anew"
+        )
+    return attention.answering
 
 
 def _paged_attention(
@@ -195,7 +244,7 @@ def _paged_attention(
         softcap,
         sinks,
     )
-    return _bound[handle].backend.attend(call)
+    return _answering(handle).backend.attend(call)
 
 
 def _paged_attention_shape(

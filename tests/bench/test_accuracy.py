@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from bench.accuracy import OPTIONS, Sums
+from bench.accuracy import OPTIONS, Sums, measure
+from engine import loading
+from engine.attention import ReferenceBackend
 from engine.attention.kv_dtype import KV_DTYPES
 from engine.options import WORDS
+from tests.models import save_tiny, tiny_config
 
 P = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]])
 
@@ -43,3 +48,22 @@ def test_every_option_of_the_engine_is_measured() -> None:
     named = {(key, value) for option in OPTIONS.values() for key, value in option.items()}
     assert {value for key, value in named if key == "kv_dtype"} == set(KV_DTYPES) - {"float32"}
     assert {value for key, value in named if key == "quantization"} == set(WORDS["quantization"]) - {"none"}
+
+
+def test_options_are_measured_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the KV alone on the weights that the others have served; the last gives what the first gave.
+
+    In plain torch: the kernel is compiled anew for each dtype.
+    """
+    monkeypatch.setattr(loading, "choose_backend", lambda *_: ReferenceBackend())
+    config = tiny_config(num_hidden_layers=2, max_position_embeddings=1024)
+    model = str(save_tiny(LlamaForCausalLM, tmp_path, config))
+    asked = ["fp8-kv", "int8-weights-and-kv", "bfloat16-kv", "fp8-kv"]
+    (_, own), *found = measure(model, 1, asked)
+    assert [name for name, _ in found] == asked
+    assert {figures["tokens"] for _, figures in found} == {own["tokens"]}
+    assert own["kl"] == pytest.approx(0, abs=1e-6)
+    fp8, int8, bfloat16, again = (figures["kl"] for _, figures in found)
+    assert again == fp8
+    assert 0 < bfloat16 < fp8
+    assert int8 > 0
