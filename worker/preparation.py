@@ -22,6 +22,7 @@ import pydantic
 
 from engine.interface import EngineCore, Request, Written
 from protocol import ErrorCode, Job, RequestError, describe_validation
+from protocol.plain import read_plain
 from worker.frames import Drop, Run
 from worker.volume import check_volume
 
@@ -110,7 +111,7 @@ def may_take_long(run: Run, job: Job) -> bool:
 
 def decode(run: Run) -> Job | Refused:
     """The job of a payload."""
-    return _guarded(run.key, lambda: Job.decode(run.payload))
+    return _guarded(run.key, lambda: read_plain(run.payload) or Job.decode(run.payload))
 
 
 def prepare(engine: EngineCore, run: Run, job: Job) -> Accepted | Refused:
