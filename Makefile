@@ -51,6 +51,7 @@ test-long: .venv/.kernels
 
 FIGURES := build/bench
 bulk := --rows 10000 --rows 100000 --rows 1000000
+accuracy := --rows 12
 ifdef QUICK
 FIGURES := build/bench-quick
 offline := --rows 32 --concurrency 32 1 --shared 100
