@@ -36,6 +36,7 @@ OPTIONS = {
     "max_len": "words of prompt and answer together, 1048576 if not given",
 }
 _WORDS = re.compile(r"\s*\S+(?:\s+\Z)?|\s+\Z")
+_NOTHING = (Written(),)
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class _Running:
 
 
 def _choices_left(request: DryRequest) -> list[_Choice]:
-    written = request.written or (Written(),) * request.num_choices
+    written = request.written or _NOTHING * request.num_choices
     choices = []
     for index, so_far in enumerate(written):
         if not so_far.ended:
@@ -161,6 +162,7 @@ class DryRunEngine:
         self._fingerprint = Fingerprint(name=PREFIX + kind)
         self._waiting: list[OrderedDict[str, DryRequest]] = [OrderedDict() for _ in PRIORITIES]
         self._running: dict[str, _Running] = {}
+        self._places: tuple[dict[str, Any], ...] = (self._running, *self._waiting)
         self._steps = self._slot_steps = self._prompt_tokens = self._output_tokens = 0
 
     @property
@@ -204,16 +206,16 @@ class DryRunEngine:
         """
         if not isinstance(request, DryRequest):
             raise TypeError("a dry run takes the requests its own prepare has made")
-        if request.id in self._running or any(request.id in line for line in self._waiting):
-            raise RequestError(
-                ErrorCode.INVALID_REQUEST, f"a request with the id {request.id} is already here"
-            )
+        for place in self._places:
+            if request.id in place:
+                raise RequestError(
+                    ErrorCode.INVALID_REQUEST, f"a request with the id {request.id} is already here"
+                )
         self._waiting[request.priority][request.id] = request
 
     def abort(self, request_id: str) -> bool:
         """Drop a request; no delta follows. False if it is not here."""
-        places: list[dict[str, Any]] = [self._running, *self._waiting]
-        return any(place.pop(request_id, None) is not None for place in places)
+        return any(place.pop(request_id, None) is not None for place in self._places)
 
     def has_work(self) -> bool:
         return bool(self._running) or any(self._waiting)

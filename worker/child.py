@@ -75,12 +75,12 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
     """
     preparation: Preparation | None = None
     while (body := read(source)) is not None:
-        frame = decode_to_model(body)
         preparation = preparation or Preparation(loading.result(), inbox)
-        if isinstance(frame, Run):
-            preparation.run(frame)
-        elif isinstance(frame, Drop):
-            preparation.drop(frame)
+        for said in decode_to_model(body):
+            if isinstance(said, Run):
+                preparation.run(said)
+            elif isinstance(said, Drop):
+                preparation.drop(said)
     os._exit(0)
 
 
@@ -205,9 +205,9 @@ def main() -> None:
     first = read(source)
     if first is None:
         return
-    load = decode_to_model(first)
+    (load,) = decode_to_model(first)
     if not isinstance(load, Load):
-        raise TypeError(f"the first frame must be Load, not {type(load).__name__}")
+        raise TypeError(f"the first word must be Load, not {type(load).__name__}")
     inbox: Inbox = queue.SimpleQueue()
     loading: Future[EngineCore] = Future()
     threading.Thread(target=read_frames, args=(source, loading, inbox), daemon=True).start()

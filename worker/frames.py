@@ -1,10 +1,11 @@
 """What the parent and the model process say to each other, over two pipes: MessagePack, each frame after its length.
 
     8 bytes, little-endian   that many bytes
-    length of the frame      ["Run", key, payload, written]        arrays: no field's name travels
+    length of the frame      [["Run", key, payload, written], ...]     arrays: no field's name travels
 
-Parent to model process: `Load` once, then `Run` and `Drop`. Model process to parent: `Ready` or `Failed`, then a
-`Step` after every step that has something to tell, and `Lost` as the last word where its device has failed. The pipes
+Parent to model process: `Load` once, then `Run` and `Drop`, a list of all that is said in one go. Model process to
+parent: `Ready` or `Failed`, then a `Step` after every step that has something to tell, and `Lost` as the last word
+where its device has failed. The pipes
 are bounded by the operating system: a parent that waits for a slow Redis reads no more, so the model process waits at
 its next write and memory does not grow.
 
@@ -115,13 +116,13 @@ FromModel = Ready | Failed | Step | Lost
 HEAD_BYTES = 8
 _HEAD = struct.Struct("<Q")
 _ENCODER = msgspec.msgpack.Encoder()
-_TO_MODEL: msgspec.msgpack.Decoder[ToModel] = msgspec.msgpack.Decoder(ToModel)
+_TO_MODEL: msgspec.msgpack.Decoder[list[ToModel]] = msgspec.msgpack.Decoder(list[ToModel])
 _FROM_MODEL: msgspec.msgpack.Decoder[FromModel] = msgspec.msgpack.Decoder(FromModel)
 
 
-def encode(frame: ToModel | FromModel) -> bytes:
+def encode(said: Sequence[ToModel] | FromModel) -> bytes:
     """A frame with its length in front."""
-    body = _ENCODER.encode(frame)
+    body = _ENCODER.encode(said)
     return _HEAD.pack(len(body)) + body
 
 
@@ -141,7 +142,7 @@ def read(source: BinaryIO) -> bytes | None:
     return body if len(body) == length else None
 
 
-def decode_to_model(body: bytes) -> ToModel:
+def decode_to_model(body: bytes) -> list[ToModel]:
     """Read a frame of the parent's."""
     return _TO_MODEL.decode(body)
 

@@ -109,11 +109,17 @@ class Held:
         """(token ids, whether it ended) of each choice, up to the last one that has anything."""
         return [(output.token_ids, output.finish_reason is not None) for output in self._outputs]
 
+    @property
+    def is_streamed(self) -> bool:
+        """Whether somebody may watch it token by token; not before it has begun."""
+        return self.begun is not None and self.begun.stream
+
     def begin(self, begun: Begun) -> None:
         """The model process has accepted the job."""
         self.begun = begun
-        ended = sum(output.finish_reason is not None for output in self._outputs)
-        self.open_choices = begun.num_choices - ended
+        self.open_choices = begun.num_choices
+        for output in self._outputs:
+            self.open_choices -= output.finish_reason is not None
 
     def add(self, piece: Piece) -> None:
         """Take in what a step made."""
@@ -150,11 +156,10 @@ class Held:
         return self.next_seq - len(events), events
 
     def end_step(self) -> None:
-        """What comes next is another step's: where somebody streams, each step's tokens are an event of their own,
+        """What comes next is another step's: where the job is streamed, each step's tokens are an event of their own,
         however many steps are told of at once.
         """
-        if self.begun is not None and self.begun.stream:
-            self._make_events()
+        self._make_events()
 
     def _make_events(self) -> None:
         for choice, output in enumerate(self._outputs):
@@ -170,7 +175,8 @@ class Held:
             first, events = self.take_events()
         else:
             first, events = 0, []
-            self.next_seq += sum(bool(output.unlogged) for output in self._outputs)
+            for output in self._outputs:
+                self.next_seq += bool(output.unlogged)
         code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
@@ -184,8 +190,9 @@ class Held:
         usage = None
         if begun is not None:
             self._output(begun.num_choices - 1)
-            completion_tokens = sum(len(output.token_ids) for output in self._outputs)
-            usage = {"prompt_tokens": begun.prompt_tokens, "completion_tokens": completion_tokens}
+            usage = {"prompt_tokens": begun.prompt_tokens, "completion_tokens": 0}
+            for output in self._outputs:
+                usage["completion_tokens"] += len(output.token_ids)
         return StoredResult(
             v=1,
             id=lease.id,

@@ -94,7 +94,6 @@ class Ledger:
             log.debug("job %s attempt %d: leased", lease.id, lease.attempt)
             held = Held(lease, await self._read_log(lease) if lease.logged else ())
             self._held[held.key] = held
-            self.empty.clear()
             if held.deadline < math.inf:
                 self._has_deadline.set()
             if is_suspect(lease):
@@ -102,6 +101,7 @@ class Ledger:
             else:
                 self._run(held)
         if leases:
+            self.empty.clear()
             self._run_suspect()
         early, self._cancelled_early = self._cancelled_early, set()
         for job_id in early.intersection(lease.id for lease in leases):
@@ -138,9 +138,10 @@ class Ledger:
         """The news of steps to Redis, in one pipeline."""
         async with self._speaking:
             again: dict[str, str] = {}
+            told: dict[str, Held] = {}
             for step in steps:
-                again |= self._hear(step)
-            ended, due = self._with_news(piece.key for step in steps for piece in step.pieces)
+                self._hear(step, told, again)
+            ended, due = _with_news(told.values())
             if ended or due:
                 reached("heard")
             finishing = [
@@ -163,9 +164,9 @@ class Ledger:
             if again:
                 await self._try_again(again)
 
-    def _hear(self, step: Step) -> dict[str, str]:
-        """Take in a step; of jobs that are to be tried again, why."""
-        again: dict[str, str] = {}
+    def _hear(self, step: Step, told: dict[str, Held], again: dict[str, str]) -> None:
+        """Take in a step, and note by key whom it tells of, and of jobs that are to be tried again, why."""
+        streamed: dict[str, Held] = {}
         for begun in step.begun:
             if (held := self._held.get(begun.key)) is not None:
                 held.begin(begun)
@@ -173,6 +174,9 @@ class Ledger:
             held = self._held.get(piece.key)
             if held is None:
                 continue  # dropped since
+            told[piece.key] = held
+            if held.is_streamed:
+                streamed[piece.key] = held
             if piece.error_code in MAY_PASS and held.has_retries:
                 # Its text was held back by the tokens that are logged, and will be again when they go on.
                 again[piece.key] = piece.error_message or ""
@@ -180,23 +184,8 @@ class Ledger:
                 held.add(piece)
             if piece.finish_reason is not None:
                 self.room_made.set()
-        for key in {piece.key for piece in step.pieces}:
-            if (held := self._held.get(key)) is not None:
-                held.end_step()
-        return again
-
-    def _with_news(self, keys: Iterable[str]) -> tuple[list[Held], list[Held]]:
-        """Of these jobs the ones that have ended, and those that have something to log."""
-        ended, due = [], []
-        for key in dict.fromkeys(keys):
-            held = self._held.get(key)
-            if held is None:
-                continue
-            if held.error is not None or held.complete:
-                ended.append(held)
-            elif held.due():
-                due.append(held)
-        return ended, due
+        for held in streamed.values():
+            held.end_step()
 
     def _publish(self, due: Iterable[Held]) -> list[Call[Any]]:
         """The calls that log and publish what is unlogged."""
@@ -392,6 +381,17 @@ class Ledger:
             self.empty.set()
         self._run_suspect()
         self.room_made.set()
+
+
+def _with_news(told: Iterable[Held]) -> tuple[list[Held], list[Held]]:
+    """Of these jobs the ones that have ended, and those that have something to log."""
+    ended, due = [], []
+    for held in told:
+        if held.error is not None or held.complete:
+            ended.append(held)
+        elif held.due():
+            due.append(held)
+    return ended, due
 
 
 def _bytes_of(said: News | Ending) -> int:

@@ -55,7 +55,7 @@ class ModelProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[ToModel] = []
         self._heard: asyncio.Queue[bytes | None] = asyncio.Queue(FRAMES_AHEAD)
         self._listening = asyncio.create_task(self._listen())
         self._last_words: list[bytes | None] = []
@@ -112,18 +112,18 @@ class ModelProcess:
         """The process id."""
         return self._process.pid
 
-    def send(self, frame: ToModel) -> None:
-        """Queue a frame; what a dead process does not read is noticed by `step`.
+    def send(self, said: ToModel) -> None:
+        """Queue what is to be said; what a dead process does not read is noticed by `step`.
 
-        What is sent in one go is written in one go: a write a frame costs more than all else about it, and wakes the
-        model process for each.
+        What is sent in one go is one frame: a write each costs more than all else about it, and wakes the model
+        process for each.
         """
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
-        self._unwritten.append(encode(frame))
+        self._unwritten.append(said)
 
     def _write(self) -> None:
-        self._writer.write(b"".join(self._unwritten))
+        self._writer.write(encode(self._unwritten))
         self._unwritten.clear()
 
     async def steps(self, timeout_s: float, running_since: Callable[[], float | None]) -> list[Step]:

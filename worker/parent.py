@@ -258,10 +258,10 @@ class Worker:
         self._figures = Figures()
         await self._load_model()
 
-    def _to_model(self, frame: ToModel) -> bool:
+    def _to_model(self, said: ToModel) -> bool:
         """Whether it was sent. Between two model processes nothing is: the next one is given what is held."""
         if self._model is not None:
-            self._model.send(frame)
+            self._model.send(said)
         return self._model is not None
 
     # -- leases ------------------------------------------------------------------------------------------------

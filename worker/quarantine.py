@@ -16,7 +16,8 @@ ALONE_AFTER = 2
 
 def is_suspect(lease: Lease) -> bool:
     """Whether a job is to run alone: its process died twice, or this is its last try after errors that can pass."""
-    return lease.crashes >= ALONE_AFTER or lease.retries >= max(ALONE_AFTER, lease.max_retries)
+    was_retried = lease.retries >= ALONE_AFTER and lease.retries >= lease.max_retries
+    return lease.crashes >= ALONE_AFTER or was_retried
 
 
 class Quarantine:

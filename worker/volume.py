@@ -27,15 +27,16 @@ def check_volume(request: Request) -> None:
     Raises:
         RequestError: `invalid_request`, with the numbers.
     """
-    prompt_tokens = request.num_prompt_tokens
-    output_tokens = request.params.n * sum(request.max_tokens)
-    _check("prompt_logprobs", request.params.prompt_logprobs, prompt_tokens, "prompt", MOST_PROMPT_BYTES)
-    _check("logprobs", request.params.num_logprobs, output_tokens, "output", MOST_LOG_BYTES)
+    params = request.params
+    if params.prompt_logprobs is not None:
+        prompt_tokens = request.num_prompt_tokens
+        _check("prompt_logprobs", params.prompt_logprobs, prompt_tokens, "prompt", MOST_PROMPT_BYTES)
+    if params.num_logprobs is not None:
+        output_tokens = params.n * sum(request.max_tokens)
+        _check("logprobs", params.num_logprobs, output_tokens, "output", MOST_LOG_BYTES)
 
 
-def _check(name: str, alternatives: int | None, num_tokens: int, of: str, most: int) -> None:
-    if alternatives is None:
-        return
+def _check(name: str, alternatives: int, num_tokens: int, of: str, most: int) -> None:
     size = num_tokens * (LOGPROB_BYTES + alternatives * ALTERNATIVE_BYTES)
     if size > most:
         how_many = "max_tokens for all choices together" if of == "output" else "all prompts together"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 from collections import defaultdict
-from typing import Any
 
 from broker.calls import Lease
 from engine.interface import EngineCore
@@ -30,7 +29,8 @@ class Attempt:
         self._streamed = job.stream
         payload = job.encode()
         self._held = Held(Lease(job.id, number, 0, len(log), 1_000, 2_000, payload), log)
-        run: Any = decode_to_model(encode(Run(self._held.key, payload, self._held.written))[HEAD_BYTES:])
+        (run,) = decode_to_model(encode([Run(self._held.key, payload, self._held.written)])[HEAD_BYTES:])
+        assert isinstance(run, Run)
         inbox: Inbox = queue.SimpleQueue()
         Preparation(self._engine, inbox).run(run)
         begun, refused = take_in(self._engine, inbox, wait=True)
