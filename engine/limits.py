@@ -122,6 +122,17 @@ def resolve(given: Given, ground: Ground) -> Limits:
     return Limits(slots, budget, length, size, _filled(given, ground))
 
 
+def smaller_pool(given: Given, ground: Ground, blocks: int) -> list[Change]:
+    """The way to three quarters of so many blocks, with whatever else must change for it; empty: there is none."""
+    fewer, size = blocks * 3 // 4, _block_size(given, ground)
+    name, amount = (
+        ("kv_memory", size * ground.token_bytes) if given.num_kv_blocks is None else ("num_kv_blocks", 1)
+    )
+    way = _completed({name: fewer * amount}, given, ground) or {}
+    after = replace(given, **way)
+    return [way] if _blocks(after, ground) * _block_size(after, ground) < blocks * size else []
+
+
 def slots_and_budget(
     max_num_seqs: int | None, max_num_batched_tokens: int | None, num_kv_blocks: int
 ) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from engine.attention import PagedAttention, choose_backend
 from engine.attention.kv_dtype import KV_DTYPES, choose_kv_dtype
 from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend
+from engine.breaker import fault_of
 from engine.compilation import CompileClock, compile_clock, compile_layers
 from engine.engine import Engine
 from engine.fusion import fuse_layers, settle_layers
@@ -22,7 +23,7 @@ from engine.grammar import Grammars
 from engine.int8_linear import with_int8_linears
 from engine.interface import Chunk
 from engine.kv_store import KVShape, KVStore, free_memory, share_and_cap
-from engine.limits import Given, Ground, Limits, check, resolve
+from engine.limits import Given, Ground, Limits, check, readable, resolve, smaller_pool
 from engine.model_runner import ModelRunner
 from engine.options import check_words
 from engine.packed_linear import pack_linears
@@ -30,6 +31,7 @@ from engine.probe import context_length, probe
 from engine.prompts import Prompts
 from engine.upper_halves import linear_kind
 from engine.weights import Weights, load_weights
+from protocol import OptionRefused
 
 log = logging.getLogger(__name__)
 
@@ -136,19 +138,16 @@ def load_runner(
     kv_kept = choose_kv_dtype(KV_DTYPES.get(kv_dtype or "auto"), net.dtype, backend)
     layout = backend.kv_layout
     a_token = KVShape.of(layers, kv_kept, 1, layout.token_major)
-    limits = _settle(
-        Given(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=max_model_len,
-            block_size=block_size,
-            num_kv_blocks=num_kv_blocks,
-            kv_memory=kv_memory,
-        ),
-        net,
-        a_token.block_bytes,
-        layout,
+    given = Given(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        num_kv_blocks=num_kv_blocks,
+        kv_memory=kv_memory,
     )
+    ground = _ground(net, a_token.block_bytes, layout)
+    limits = _settle(given, ground)
     shape = replace(a_token, block_size=limits.block_size)
     recordable = backend if isinstance(backend, VarlenBackend) and compile is not False else None
     kv = KVStore(shape, limits.num_kv_blocks, net.device, spare=0 if recordable is None else 1)
@@ -158,17 +157,18 @@ def load_runner(
 
     wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
     runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
-    with compile_clock() as packing, _part(parts, "packing", packing):
-        if not wanted:
-            fuse_layers(net, layers, attention, limits.max_model_len)
-        if int8:
-            weights = with_int8_linears(weights, one_pass(runner))
-        room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
-        pack_linears(net, one_pass(runner), linear_kind(net, room))
-        fused = settle_layers(net)
-    compiled = compile_layers(net, layers) if wanted else False
-    with compile_clock() as warming, _part(parts, "warm-up", warming):
-        warm_up(runner)
+    with _beside_the_pool(given, ground, limits):
+        with compile_clock() as packing, _part(parts, "packing", packing):
+            if not wanted:
+                fuse_layers(net, layers, attention, limits.max_model_len)
+            if int8:
+                weights = with_int8_linears(weights, one_pass(runner))
+            room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
+            pack_linears(net, one_pass(runner), linear_kind(net, room))
+            fused = settle_layers(net)
+        compiled = compile_layers(net, layers) if wanted else False
+        with compile_clock() as warming, _part(parts, "warm-up", warming):
+            warm_up(runner)
     parts["compiling"] = packing.seconds + warming.seconds
     graphs = (
         "no CUDA graphs" if recordable is None else record_decodes(runner, recordable, limits.max_num_seqs)
@@ -192,12 +192,11 @@ def load_runner(
     return Loaded(weights, runner, limits)
 
 
-def _settle(given: Given, net: PreTrainedModel, token_bytes: int, layout: KVLayout) -> Limits:
-    """Every limit, with a line of warning where the pool shortens the model's context."""
-    context = context_length(net)
+def _ground(net: PreTrainedModel, token_bytes: int, layout: KVLayout) -> Ground:
+    """What limits are settled on."""
     share, cap = share_and_cap(net.device)
-    ground = Ground(
-        context=context,
+    return Ground(
+        context=context_length(net),
         token_bytes=token_bytes,
         free=free_memory(net.device),
         share=share,
@@ -205,14 +204,39 @@ def _settle(given: Given, net: PreTrainedModel, token_bytes: int, layout: KVLayo
         usual_block_size=layout.usual_block_size,
         block_multiple=layout.block_multiple,
     )
+
+
+def _settle(given: Given, ground: Ground) -> Limits:
+    """Every limit, with a line of warning where the pool shortens the model's context."""
     limits = resolve(given, ground)
-    if context is not None and given.max_model_len is None and limits.max_model_len < context:
+    if ground.context is not None and given.max_model_len is None and limits.max_model_len < ground.context:
         log.warning(
             "the KV pool holds %d tokens: max_model_len is that, and the model could take %d",
             limits.max_model_len,
-            context,
+            ground.context,
         )
     return limits
+
+
+@contextmanager
+def _beside_the_pool(given: Given, ground: Ground, limits: Limits) -> Iterator[None]:
+    """While open, a model is made ready in what the KV pool has left.
+
+    Raises:
+        OptionRefused: that does not suffice; it proposes a smaller pool.
+    """
+    try:
+        yield
+    except Exception as error:
+        fault = fault_of(error)
+        if fault is None or fault.kind != "memory":
+            raise
+        pool = limits.num_kv_blocks * limits.block_size * ground.token_bytes
+        raise OptionRefused(
+            f"a KV pool of {limits.num_kv_blocks} blocks takes {readable(pool)} of the {readable(ground.free)} that "
+            f"were free, and the model ran out of memory beside it ({fault.message})",
+            smaller_pool(given, ground, limits.num_kv_blocks),
+        ) from error
 
 
 @contextmanager

@@ -59,3 +59,29 @@ def test_what_an_earlier_end_gives_back_is_counted() -> None:
     assert forecast.fits(forecast.ahead([soon]), late, 1)
     pool.share(soon.block_table)  # somebody else holds them too: its end gives back nothing
     assert not forecast.fits(forecast.ahead([soon]), late, 1)
+
+
+def admitted(lengths: list[int]) -> int:
+    """How many newcomers are let in beside four that have written 20 tokens, after outputs of these lengths."""
+    pool = BlockPool(120, 4)
+    forecast = Forecast(pool)
+    for length in lengths:
+        forecast.lengths.observe(length)
+    running = [sequence(pool, name, 4, 200) for name in "abcd"]
+    for one in running:
+        one.token_ids += [5] * 19
+        one.block_table += pool.allocate(pool.blocks_for(23) - 1)
+    for count in range(pool.num_blocks):
+        newcomer = Sequence(Request("new", ((1, 2, 3, 4),), SamplingParams(), 0, (200,)), 0, 2)
+        if not forecast.fits(forecast.ahead(running), newcomer, 1):
+            return count
+        newcomer.block_table = pool.allocate(1)
+        running.append(newcomer)
+    raise AssertionError("the pool holds no more")
+
+
+def test_the_wider_outputs_are_spread_the_fewer_run_at_once() -> None:
+    """The mean is 40 throughout: who has passed the short ones is thought to become one of the long."""
+    counts = [admitted([40 - spread, 40 + spread] * 50) for spread in (0, 10, 25, 35)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1] > 0

@@ -11,7 +11,17 @@ from hypothesis import given as sampled
 from hypothesis import strategies as st
 
 from engine.attention.kv_layout import KVLayout
-from engine.limits import BLOCK_SIZE, Given, Ground, Limits, check, check_context, readable, resolve
+from engine.limits import (
+    BLOCK_SIZE,
+    Given,
+    Ground,
+    Limits,
+    check,
+    check_context,
+    readable,
+    resolve,
+    smaller_pool,
+)
 from protocol import MillstreamError, ModelUnavailable, OptionRefused
 
 MIB = 1 << 20
@@ -393,6 +403,15 @@ def test_every_limit_is_sound_or_what_is_proposed_gives_one_that_is(asked: Given
             sound(way, there)
         if not late and (start is not asked or not early):
             sound(start, there)
+            smaller(start, there)
+
+
+def smaller(asked: Given, there: Ground) -> None:
+    """Look at the smaller pool that is proposed, if one is."""
+    limits = resolve(asked, there)
+    for way in smaller_pool(asked, there, limits.num_kv_blocks):
+        fewer = resolve(replace(asked, **way), there)
+        assert fewer.num_kv_blocks * fewer.block_size < limits.num_kv_blocks * limits.block_size
 
 
 def sound(asked: Given, there: Ground) -> None:
@@ -413,3 +432,18 @@ def sound(asked: Given, there: Ground) -> None:
         value, settled = getattr(asked, field.name), getattr(limits, field.name, None)
         if value is not None and settled is not None:
             assert settled == value or (field.name == "num_kv_blocks" and settled < value), field.name
+
+
+@pytest.mark.parametrize(
+    ("asked", "blocks", "ways"),
+    [
+        ({}, 40, [{"kv_memory": 30 * BLOCK}]),
+        ({"num_kv_blocks": 40}, 40, [{"num_kv_blocks": 30}]),
+        ({"num_kv_blocks": 40, "max_model_len": 1024}, 40, [{"num_kv_blocks": 30, "max_model_len": 960}]),
+        ({"num_kv_blocks": 4, "max_num_seqs": 4}, 4, [{"num_kv_blocks": 3, "max_num_seqs": 3}]),
+        ({"num_kv_blocks": 1}, 1, []),
+    ],
+    ids=str,
+)
+def test_a_smaller_pool_is_one_that_works(asked: dict[str, Any], blocks: int, ways: list[Any]) -> None:
+    assert smaller_pool(Given(**asked), ground(), blocks) == ways

@@ -17,12 +17,12 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from engine import compilation, gguf_cache, weights
+from engine import compilation, gguf_cache, loading, weights
 from engine.attention import NAME
 from engine.loading import load_engine, load_runner
 from engine.probe import context_length, probe
 from engine.source import find
-from protocol import Job, ModelUnavailable, SamplingParams
+from protocol import Job, ModelUnavailable, OptionRefused, SamplingParams
 from tests.models import tiny_config
 
 ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -127,6 +127,44 @@ def test_what_is_not_given_is_fitted_to_a_small_pool(
     assert "80" in big.error.message
     assert "64" in big.error.message
     assert len(small.choices[0].token_ids) == 8
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+    MemoryError("Unable to allocate 3 GiB"),
+]
+
+
+@pytest.mark.parametrize("part", ["pack_linears", "warm_up"])
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: type(error).__name__)
+def test_memory_that_runs_out_beside_the_pool_is_told_with_a_smaller_one(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    options = {**ON_CPU, "block_size": 8, "num_kv_blocks": 40, "max_num_seqs": 4}
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, part, fail)
+        with pytest.raises(OptionRefused, match="ran out of memory") as caught:
+            load_runner(str(tiny_model_dir), **options)
+    assert "40 blocks takes" in str(caught.value)
+    assert str(error) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.ways == ({"num_kv_blocks": 30},)
+    assert load_runner(str(tiny_model_dir), **{**options, **caught.value.ways[0]}).runner.num_kv_blocks == 30
+
+
+def test_another_error_while_a_model_is_made_ready_is_not_told_as_memory(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(loading, "warm_up", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        load_runner(str(tiny_model_dir), **ON_CPU)
 
 
 def test_the_log_tells_where_a_start_spends_its_time(
