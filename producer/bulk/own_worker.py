@@ -21,6 +21,10 @@ from protocol import MillstreamError
 
 MOST_RESTARTS = 3
 STOP_S = 20.0
+USAGE = 2
+"""Exit code of a worker that was told something it cannot do."""
+RUNS_OWN = ("--model", "--queue", "--redis-url", "--lease", "--burst", "--leash-fd", "--help")
+"""Flags of the worker that a run gives itself, or by which there would be no worker."""
 ANSWERING = ("--dtype", "--kv-dtype", "--quantization", "--revision")
 """Flags of the worker that change answers, so that a run keeps to them."""
 
@@ -29,12 +33,16 @@ def read_flags(text: str) -> list[str]:
     """The flags for the worker, as a shell would read them.
 
     Raises:
-        Refused: a quote is left open.
+        Refused: a quote is left open, or one is not for the user to set.
     """
     try:
-        return shlex.split(text)
+        flags = shlex.split(text)
     except ValueError as error:
         raise Refused(f"--worker-flags {text}: {error}") from None
+    for flag in flags:
+        if flag.partition("=")[0] in RUNS_OWN:
+            raise Refused(f"--worker-flags {text}: drop {flag}: a run starts its worker in its own way")
+    return flags
 
 
 def answering(flags: Sequence[str]) -> Mapping[str, str]:
@@ -51,9 +59,10 @@ class OwnWorker:
     """One worker process, started again if it dies after it has answered."""
 
     def __init__(self, model: str, flags: Sequence[str], queue: str, url: str, log: Path) -> None:
-        self._command = [sys.executable, "-m", "millstream", "worker", *flags, "--model", model]
+        self._command = [sys.executable, "-m", "millstream", "worker", "--model", model, "--queue", queue]
         # A short lease: nobody else waits for these jobs, and a worker that died is replaced at once.
-        self._command += ["--queue", queue, "--redis-url", url, "--lease", "5"]
+        self._command += ["--redis-url", url, "--lease", "5"]
+        self._flags = flags
         self._model = model
         self._log = log
         self._restarts = 0
@@ -63,14 +72,17 @@ class OwnWorker:
         """Whether it had died and was started again.
 
         Raises:
+            Refused: it was told something that it cannot do.
             MillstreamError: it ended before it answered anything, or keeps dying; with its last words.
         """
         code = self._process.poll()
         if code is None:
             return False
+        if not has_answered and code == USAGE:
+            raise Refused(f"the worker for {self._model} cannot be started so: {self._last_words(code)}")
         if not has_answered or self._restarts == MOST_RESTARTS:
             raise MillstreamError(
-                f"the worker for {self._model} ended: {self._last_words()} (log: {self._log})"
+                f"the worker for {self._model} ended: {self._last_words(code)} (log: {self._log})"
             )
         self._restarts += 1
         os.close(self._leash)
@@ -91,7 +103,7 @@ class OwnWorker:
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [*self._command, "--leash-fd", str(end)],
+                    [*self._command, "--leash-fd", str(end), *self._flags],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -101,6 +113,10 @@ class OwnWorker:
         finally:
             os.close(end)
 
-    def _last_words(self) -> str:
+    def _last_words(self, code: int) -> str:
+        if code < 0:
+            return f"killed by signal {-code}"
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].removeprefix("millstream: ") if lines else f"exit code {self._process.returncode}"
+        return (
+            lines[-1].removeprefix("millstream: ").removeprefix("Error: ") if lines else f"exit code {code}"
+        )

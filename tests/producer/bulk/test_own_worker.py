@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from producer.bulk.own_worker import answering, read_flags
+from producer.bulk.own_worker import RUNS_OWN, OwnWorker, answering, read_flags
 from producer.refusal import Refused
+from protocol import MillstreamError
 from tests.producer.bulk.orders import read_rows, write_rows
 from tests.producer.program import Program
 
@@ -32,6 +33,13 @@ def test_flags_that_change_answers_are_told_from_the_others(text: str, changing:
 def test_an_open_quote_is_refused() -> None:
     with pytest.raises(Refused, match="--worker-flags --dtype 'x: No closing quotation"):
         read_flags("--dtype 'x")
+
+
+@pytest.mark.parametrize("flag", RUNS_OWN)
+def test_what_a_run_sets_itself_is_refused(flag: str) -> None:
+    for text in (flag, f"--eager {flag}=5"):
+        with pytest.raises(Refused, match=f"drop {flag}"):
+            read_flags(text)
 
 
 def test_they_are_refused_where_others_bring_the_workers(program: Program, tmp_path: Path) -> None:
@@ -68,12 +76,64 @@ def generate(folder: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_flag_that_the_worker_refuses_is_one_line(tmp_path: Path) -> None:
+def test_a_flag_that_the_worker_refuses_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
     write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
     code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype float3")
-    assert code == 1
-    assert "float3" in errors.splitlines()[-1]
+    assert code == 2
+    assert "cannot be started so: --kv-dtype 'float3' is none of auto" in errors.splitlines()[-1]
     assert "Traceback" not in errors
+
+
+def ended(model: str, flags: str, url: str, folder: Path) -> MillstreamError:
+    """What a run raises whose worker has ended by itself."""
+    worker = OwnWorker(model, read_flags(flags), "q", url, folder / "worker.log")
+    worker._process.wait(60)
+    try:
+        with pytest.raises(MillstreamError) as fault:
+            worker.check(has_answered=False)
+    finally:
+        worker.stop()
+    return fault.value
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--nonsense", "No such option: --nonsense"),
+        ("stray", "unexpected extra argument(s) (stray)"),
+        ("--dtype", "Option '--dtype' requires an argument"),
+        ("--max-num-seqs x", "'--max-num-seqs'"),
+        ("--max-num-seqs 0", "'--max-num-seqs'"),
+        ("--kv-memory 4QB", "'4QB' is no amount of memory"),
+        ("--log-level loud", "--log-level 'loud'"),
+        ("--max-num-seqs 600 --max-num-batched-tokens 32", "give --max-num-batched-tokens 600"),
+        ("--quantization int8 --compile", "--quantization int8 and --compile exclude each other"),
+    ],
+)
+def test_whatever_a_worker_refuses_is_wrong_usage_in_its_own_words(
+    flags: str, words: str, url: str, tmp_path: Path
+) -> None:
+    fault = ended("dry-run:echo", flags, url, tmp_path)
+    assert isinstance(fault, Refused)
+    assert words in str(fault)
+
+
+@pytest.mark.long
+def test_so_is_what_contradicts_the_model(tiny_model_dir: Path, url: str, tmp_path: Path) -> None:
+    fault = ended(str(tiny_model_dir), "--max-model-len 1000000", url, tmp_path)
+    assert isinstance(fault, Refused)
+    assert "--max-model-len 1000000" in str(fault)
+
+
+def test_a_worker_that_was_killed_is_no_wrong_usage(url: str, tmp_path: Path) -> None:
+    worker = OwnWorker("dry-run:echo", [], "q", url, tmp_path / "worker.log")
+    worker._process.kill()
+    worker._process.wait(60)
+    with pytest.raises(MillstreamError, match="ended: killed by signal 9") as fault:
+        worker.check(has_answered=False)
+    worker.stop()
+    assert not isinstance(fault.value, Refused)
 
 
 @pytest.mark.long
