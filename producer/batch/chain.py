@@ -22,7 +22,7 @@ from producer.refusal import Refused
 FAILURE_TTL_S = 24 * 3600
 """How long RQ keeps a slice whose process was killed."""
 TIMEOUT_S = 3600
-"""A slice watches its own time, a minute; only the join of Parquet's parts may take longer."""
+"""For a slice that hangs: each watches its own time, a minute."""
 AGAIN = 3
 """How often RQ itself puts a slice in line again whose process is gone, which it sees after some minutes."""
 WORK = "producer.batch.slices.work"

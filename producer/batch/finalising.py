@@ -46,8 +46,8 @@ def finalise(folder: Folder, outcomes: Outcomes, rows: Rows, go_on: Callable[[],
     """
     places, manifest = folder.places(), folder.manifest()
 
-    def records(place: Place) -> Iterator[tuple[Record, Place]]:
-        return spooled(folder, outcomes, rows, place)
+    def records(place: Place, answered: bool | None) -> Iterator[tuple[Record, Place]]:
+        return spooled(folder, outcomes, rows, place, answered)
 
     with disk_faults(places.output):
         if manifest.format == "parquet":
@@ -79,7 +79,7 @@ def _write_lines(folder: Folder, places: Places, records: RecordsFrom, go_on: Ca
 
         place = at.place
         due = time.monotonic() + PIECE_S
-        for record, place in records(at.place):
+        for record, place in records(at.place, None):
             (output if record.answered else errors).write(line_of(record) + b"\n")
             if time.monotonic() >= due:
                 save(place, whole=False)

@@ -26,7 +26,7 @@ class Growing:
         self._file.truncate(end)
         self.end = end
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append."""
         self._file.write(data)
         self.end += len(data)

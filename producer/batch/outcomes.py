@@ -68,8 +68,13 @@ class Outcomes:
 
     def next_to_do(self, start: int) -> int | None:
         """The first row to do from a number on; None: there is none."""
-        found = self._done.find(TO_DO, start)
-        return None if found < 0 else found
+        return self._next(TO_DO, start)
+
+    def next_done(self, start: int, answered: bool | None) -> int | None:
+        """The first row from a number on that has an answer, or (False) an error; None: any, once all are done."""
+        if answered is None:
+            return start if start < len(self._done) else None
+        return self._next(ANSWERED if answered else FAILED, start)
 
     def is_done(self, number: int) -> bool:
         """Whether a row is done."""
@@ -107,6 +112,10 @@ class Outcomes:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _next(self, outcome: int, start: int) -> int | None:
+        found = self._done.find(outcome, start)
+        return None if found < 0 else found
 
     def _catch_up(self) -> None:
         """Count the records that the process before wrote at its end, and cut off half a one."""

@@ -1,14 +1,12 @@
-"""Output and errors of a batch as Parquet, in slices. A Parquet file cannot be gone on with once it is closed:
+"""Output and errors of a batch as Parquet, in slices.
 
 types     of the columns that the inputs do not tell: all records are read once
-rows      a part a slice, each a file of whole row groups
-join      the parts become one file in one go, two million rows a second; one part alone is that file
+rows      a piece a slice, of whole row groups (growing_table.py)
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from producer.batch.growing_table import Piece, complete, footer
 from producer.batch.spooled import START, Place
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import write_durably
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
 PIECE_S = 2.0
 """How often it is asked whether to go on."""
-RecordsFrom = Callable[[Place], Iterator[tuple[Record, Place]]]
+RecordsFrom = Callable[[Place, bool | None], Iterator[tuple[Record, Place]]]
+"""The records from a place on, with the place after each; the answered ones, the others, or (None) both."""
 
 
 class Made(BaseModel):
@@ -49,9 +49,11 @@ class Made(BaseModel):
     """The schema so far, as Arrow serialises it, in base64."""
     mixed: list[str] = []
     typed: bool = False
-    parts: int = 0
+    pieces: int = 0
+    end: int = 0
+    """Bytes of the pieces."""
     complete: bool = False
-    """Whether the parts hold every row."""
+    """Whether they hold every row."""
     whole: bool = False
 
 
@@ -75,13 +77,13 @@ class TableFile:
         if made.whole:
             return True
         table = self._table(made)
-        if table is None or not (made.complete or self._write_part(made, table)):
+        if table is None or not (made.complete or self._write_piece(made, table)):
             return False
-        self._join(made, table)
+        complete(self.path, made.pieces, made.end)
         made.whole = True
         self._save(made)
-        for number in range(made.parts):
-            self._part(number).unlink(missing_ok=True)
+        for number in range(made.pieces):
+            footer(self.path, number).unlink(missing_ok=True)
         return True
 
     def _table(self, made: Made) -> Table | None:
@@ -107,51 +109,31 @@ class TableFile:
         made.types = base64.b64encode(types.schema.serialize()).decode()
         self._save(made)
 
-    def _write_part(self, made: Made, table: Table) -> bool:
+    def _write_piece(self, made: Made, table: Table) -> bool:
         """Write rows until all are written, or `go_on` says no (False)."""
-        import pyarrow.parquet as pq
-
         with_source = columns_of(self.inputs) is not None
         source = None
         made.complete = True
         due = time.monotonic() + PIECE_S
-        with pq.ParquetWriter(self._part(made.parts), table.schema) as writer:
+        with Piece(self.path, made.pieces, table.schema, made.end) as piece:
             for group in batched(self._mine(made.place)):
                 records = [record for record, _ in group]
                 if with_source and source is None:
                     source = SourceRows(self.inputs, table, records[0].line - 1)
-                writer.write_table(table_of(table, records, source))
+                piece.write(table_of(table, records, source))
                 made.place = group[-1][1]
                 if time.monotonic() >= due:
                     if not self.go_on():
                         made.complete = False
                         break
                     due = time.monotonic() + PIECE_S
-        _sync(self._part(made.parts))
-        made.parts += 1
+            made.end = piece.end()
+        made.pieces += 1
         self._save(made)
         return made.complete
 
-    def _join(self, made: Made, table: Table) -> None:
-        import pyarrow.parquet as pq
-
-        if made.parts == 1:
-            if self._part(0).exists():
-                self._part(0).replace(self.path)
-            return
-        with pq.ParquetWriter(self.path, table.schema) as writer:
-            for number in range(made.parts):
-                part = pq.ParquetFile(self._part(number))
-                for group in range(part.num_row_groups):
-                    writer.write_table(part.read_row_group(group))
-        _sync(self.path)
-
     def _mine(self, place: Place) -> Iterator[tuple[Record, Place]]:
-        answered = self.kind is ANSWERS
-        return ((record, after) for record, after in self.records(place) if record.answered == answered)
-
-    def _part(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
+        return self.records(place, self.kind is ANSWERS)
 
     @property
     def _state(self) -> Path:
@@ -168,8 +150,3 @@ def _schema_of(types: str | None) -> pa.Schema | None:
     import pyarrow as pa
 
     return None if types is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(types)))
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

@@ -17,13 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker import batches
-from producer.batch import asking, finalising, slices, tables, validating
+from producer.batch import asking, finalising, slices, spooled, tables, validating
+from producer.batch.outcomes import opened
 from producer.batch.slices import Slice
 from producer.bulk import parquet_output
 from producer.bulk.generate import generate
 from producer.bulk.inputs import find_inputs
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.manifest import Manifest
+from producer.bulk.spool import decoded
 from protocol import MillstreamError
 from tests.producer.batch.setup import ROWS, Bench, Death
 from tests.producer.bulk.orders import order, write_rows
@@ -118,6 +120,41 @@ def test_in_slices_of_a_row_the_files_are_those_of_generate(
     assert written(short, batch_id) == expected
     assert short.status(batch_id) == "completed"
     assert number > short.show(batch_id).total
+
+
+@pytest.mark.parametrize(
+    "format", ["parquet", *(pytest.param(one, marks=pytest.mark.long) for one in FORMATS[:2])]
+)
+def test_in_the_order_of_their_ends_no_row_comes_twice(short: Bench, format: str) -> None:
+    files = mixed(short.folder)
+    batch_id = short.submit(*files, format=format, row_order="completion", bad_ids="rows")
+    with FakeWorker(short.url):
+        short.go(batch_id)
+        expected = generated(short, files, format, row_order="completion", bad_ids="rows")
+    assert [in_any_order(file, format) for file in written(short, batch_id)] == [
+        in_any_order(file, format) for file in expected
+    ]
+
+
+def in_any_order(file: bytes, format: str) -> list[Any]:
+    rows = pq.read_table(pa.BufferReader(file)).to_pylist() if format == "parquet" else file.splitlines()
+    return sorted(rows, key=repr)
+
+
+def test_the_records_of_one_file_are_found_without_reading_the_others(bench: Bench) -> None:
+    batch_id = bench.submit(*lines(bench.folder))
+    with FakeWorker(bench.url):
+        bench.slice()
+        bench.slice()
+    folder = bench.path(batch_id)
+    with opened(folder) as (outcomes, rows), pytest.MonkeyPatch.context() as patch:
+        read = []
+        patch.setattr(spooled, "decoded", lambda raw: read.append(raw) or decoded(raw))
+        for answered, count in [(True, 8), (False, 2)]:
+            found = [record for record, _ in spooled.spooled(folder, outcomes, rows, spooled.START, answered)]
+            assert [record.answered for record in found] == [answered] * count
+            assert len(read) == count
+            read.clear()
 
 
 @contextmanager
