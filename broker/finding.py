@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import hiredis
 import redis
 import redis.asyncio
 import redis.asyncio.connection as aio
@@ -139,12 +140,23 @@ def is_sharded(client: redis.Redis | redis.asyncio.Redis) -> bool:
     return isinstance(client.connection_pool.connection_kwargs.get("find"), FindSlot)
 
 
+class _Packer(sync.HiredisRespSerializer):
+    """Packs our scripts' calls in C alone: redis-py looks at each of their thousand arguments before it does."""
+
+    def pack(self, *args: Any) -> list[bytes]:
+        """One command as it is sent."""
+        if args[0] in ("EVALSHA", "EVAL"):
+            return [hiredis.pack_command(args)]
+        packed: list[bytes] = super().pack(*args)
+        return packed
+
+
 class _Finding:
     """What a blocking connection does beside redis-py's own: find the server, and leave it."""
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
-        super().__init__(**options)
+        super().__init__(command_packer=_Packer(), **options)
 
     def _connect(self) -> Any:
         if self._find is not None:
@@ -164,7 +176,7 @@ class _FindingAsync:
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
-        self._packer: Any = sync.HiredisRespSerializer()
+        self._packer = _Packer()
         super().__init__(**options)
 
     async def _connect(self) -> Any:
@@ -173,9 +185,8 @@ class _FindingAsync:
         return await super()._connect()  # type: ignore[misc]
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        """In C, as redis-py does for blocking connections alone: a step's script may have a thousand arguments."""
-        packed: list[bytes] = self._packer.pack(*args)
-        return packed
+        """In C, as redis-py does for blocking connections alone."""
+        return self._packer.pack(*args)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

@@ -88,8 +88,8 @@ class AsyncQueue:
 
     async def run_all(self, calls: Sequence[Call[T]]) -> list[T]:
         """Run calls in one round trip, in order. Raises as `Queue.run_all`."""
-        if not calls:
-            return []
+        if len(calls) < 2:
+            return [await self.run(call) for call in calls]  # a pipeline takes redis-py 40 us more
         replies = await self._pipeline([call.by_sha(self._on_cluster) for call in calls])
         if any(isinstance(reply, NoScriptError) for reply in replies):
             # All of them again, in order: a later call may have been refused for the lack of an earlier one. With
