@@ -21,6 +21,7 @@ from producer.cli.sampling import FLAGS as SAMPLING
 if TYPE_CHECKING:
     from broker.batches import Batch
     from broker.queue import Queue
+    from producer.batch.chain import Chain
     from producer.reach import Server
 
 group = typer.Typer(help="Bulk runs that go on without you. `millstream batch-worker` works on them.")
@@ -87,12 +88,11 @@ def submit(
     rq_url: RqUrl = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Have a bulk run done by others; print its id."""
+    """Have rows answered while you are away; print the batch's id."""
     format = one_of("--format", output_format, rows.OUTPUT_FORMATS) or "jsonl"
     import os
 
     from producer.batch import submitting
-    from producer.batch.chain import Chain, rq_client
     from producer.batch.folder import default_dir
     from producer.bulk.inputs import find_inputs
 
@@ -113,7 +113,7 @@ def submit(
         webhook=webhook,
     )
     with _batches(redis_url, queue) as (held, server):
-        chain = Chain(rq_client(rq_url or server.url, queue), queue)
+        chain = _chain(held, server, rq_url)
         batch_id = submitting.submit(asked, held, chain, dir or default_dir(os.environ))
         _show_submitted(held, batch_id, as_json)
 
@@ -128,11 +128,10 @@ def resume(
 ) -> None:
     """Go on with a batch that the server has lost, as its folder tells."""
     from producer.batch import submitting
-    from producer.batch.chain import Chain, rq_client
 
     with _batches(redis_url, queue) as (held, server):
-        chain = Chain(rq_client(rq_url or server.url, queue), queue)
-        _show_submitted(held, submitting.resume(folder, held, chain), as_json)
+        batch_id = submitting.resume(folder, held, _chain(held, server, rq_url))
+        _show_submitted(held, batch_id, as_json)
 
 
 @group.command("list", cls=Panelled)
@@ -187,13 +186,16 @@ def status(
 @group.command(cls=Panelled)
 def fetch(
     batch_id: BatchId,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help="Where the answers go.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT", help=rows.OUTPUT_HELP)],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     queue: options.QueueName = "default",
     redis_url: options.RedisUrl = None,
     rq_url: RqUrl = None,
 ) -> None:
-    """Copy the answers of a batch that has ended, and its errors. Exit code 5: not yet."""
+    """Copy the answers of a batch that has ended, and its errors.
+
+    Exit code 5: not yet; 1: it has failed; 3: some rows have errors; 4: the input ended early.
+    """
     from producer.batch import fetching
     from producer.cli.screen import note, note_torn
 
@@ -278,6 +280,14 @@ def _batches(redis_url: str | None, name: str) -> Iterator[tuple[Queue, Server]]
             queue.close()
 
 
+def _chain(queue: Queue, server: Server, rq_url: str | None) -> Chain:
+    """Where the slices of its batches stand in line."""
+    from producer.batch.chain import Chain, rq_client
+
+    name = queue.keys.queue
+    return Chain(rq_client(rq_url or server.url, name), name)
+
+
 def _found(queue: Queue, batch_id: str) -> Batch:
     import os
 
@@ -308,10 +318,8 @@ def _wake(queue: Queue, server: Server, rq_url: str | None, found: Iterable[Batc
     now = time.time()
     if not any(batch.waits_at(now) for batch in found) or not batches.may_sweep(queue):
         return
-    from producer.batch.chain import Chain, rq_client
-
     with suppress(Refused, redis.RedisError):  # whoever asks how a batch stands need not reach RQ's server
-        Chain(rq_client(rq_url or server.url, queue.keys.queue), queue.keys.queue).put_look()
+        _chain(queue, server, rq_url).put_look()
 
 
 def _show(batch: Batch, as_json: bool) -> None:

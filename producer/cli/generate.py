@@ -28,7 +28,7 @@ def generate(
     sources: rows.Sources,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="Where the answers go."),
+        typer.Option("--output", "-o", metavar="OUT", help=rows.OUTPUT_HELP),
     ] = None,
     output_format: Annotated[
         str | None,
@@ -51,8 +51,8 @@ def generate(
         typer.Option(
             metavar="M",
             envvar="MILLSTREAM_MODEL",
-            help="Without --queue and a Redis configured: start a worker with this model for the time of the run. "
-            "Else: refuse to be answered by a model of another name.",
+            help="With neither --queue nor a Redis configured: start a worker with this model for the time of the "
+            "run. Else: refuse to be answered by a model of another name.",
         ),
     ] = None,
     worker_flags: Annotated[
@@ -73,7 +73,10 @@ def generate(
         float, typer.Option(min=0, metavar="SECONDS", help="How long the server may be away.")
     ] = 60.0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Take rows of an OUT that Millstream does not know as done.")
+        bool,
+        typer.Option(
+            "--resume", help="OUT is not of Millstream, or its manifest is gone: take the rows in it as done."
+        ),
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew; OUT is replaced at the end.")
@@ -91,7 +94,10 @@ def generate(
         typer.Option("--check", help="Only say which rows cannot be asked, and about how much the rest is."),
     ] = False,
 ) -> None:
-    """Answer every row of the inputs. Interrupted at any moment, the same command goes on."""
+    """Answer every row of the inputs. Interrupted at any moment, the same command goes on.
+
+    Exit code 3: some rows have errors; 4: the input ended early; 1: it had to stop, and the same command goes on.
+    """
     format = one_of("--input-format", input_format, FORMATS)
     on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS) or "refuse"
     written_as = one_of("--format", output_format, OUTPUT_FORMATS)

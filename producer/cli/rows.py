@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from producer.cli.flags import text_in
+
 if TYPE_CHECKING:
     from producer.bulk.generate import BadIds
     from producer.bulk.inputs import Format
@@ -18,6 +20,7 @@ FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("jsonl", "parquet", "openai")
 ROW_ORDERS: tuple[RowOrder, ...] = ("input", "completion")
 BAD_IDS: tuple[BadIds, ...] = ("refuse", "rows")
+OUTPUT_HELP = "Where the answers go. Rows without one go beside it: a.jsonl has a.errors.jsonl."
 
 Sources = Annotated[
     list[str],
@@ -38,7 +41,7 @@ InputFormat = Annotated[
 RowOrderName = Annotated[
     str,
     typer.Option(
-        "--order", metavar="|".join(ROW_ORDERS), help="Rows of OUT as IN has them, or as they finished."
+        "--order", metavar="|".join(ROW_ORDERS), help="Answers in the order of IN, or as they finished."
     ),
 ]
 PromptColumn = Annotated[
@@ -99,7 +102,4 @@ def wording(column: str | None, template: str | None, system: str | None, chat: 
 def _text(given: str | None) -> str | None:
     if given is None or not given.startswith("@"):
         return given
-    try:
-        return Path(given[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"--prompt-template {given}: {error}") from None
+    return text_in("--prompt-template", Path(given[1:]))
