@@ -156,7 +156,7 @@ class _Finding:
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
-        super().__init__(command_packer=_Packer(), **options)
+        super().__init__(command_packer=_Packer(), **options)  # type: ignore[call-arg]
 
     def _connect(self) -> Any:
         if self._find is not None:
