@@ -18,9 +18,8 @@ import torch
 
 from engine.fused_kernels import add_norm, gated_row, turn_head
 from engine.fused_ops import Norm
-from engine.panels import least_share, multiply_panels, row_block, row_blocks
+from engine.panels import least_share, multiply_panels, row_blocks, shares
 from engine.register_tile import PANEL
-from engine.shares import take
 from engine.upper_halves import HalvedLinear
 
 
@@ -91,22 +90,17 @@ def _before(
     rows, panels, dim = hidden.shape[0], weight.shape[0], query.shape[2]
     normed, qkv = np.empty_like(hidden), np.empty((rows, plus.shape[0]), np.float32)
     add_norm(hidden, hidden[:0], norm_weight, norm_eps, hidden, normed)
-    blocks = row_blocks(rows)
-    taken = np.zeros(blocks, np.int64)
+    taken = np.zeros(row_blocks(rows), np.int64)
     for _ in numba.prange(parts):
-        for block in range(blocks):
-            top, bottom = row_block(rows, block)
-            first, end = take(taken[block:], panels, dim // PANEL, parts)
-            while first < end:
-                more = plus[first * PANEL :].ctypes.data
-                made = qkv[top:bottom]
-                multiply_panels(normed[top:bottom], weight, first, end, more, 0, made, first * PANEL)
-                for head in range(first * PANEL // dim, end * PANEL // dim):
-                    _finish_head(
-                        made, head, query_weight, key_weight, head_eps, cos[top:bottom], sin[top:bottom],
-                        query[top:bottom], key[top:bottom], value[top:bottom],
-                    )  # fmt: skip
-                first, end = take(taken[block:], panels, dim // PANEL, parts)
+        for top, bottom, first, end in shares(taken, rows, panels, dim // PANEL, parts):
+            more = plus[first * PANEL :].ctypes.data
+            made = qkv[top:bottom]
+            multiply_panels(normed[top:bottom], weight, first, end, more, 0, made, first * PANEL)
+            for head in range(first * PANEL // dim, end * PANEL // dim):
+                _finish_head(
+                    made, head, query_weight, key_weight, head_eps, cos[top:bottom], sin[top:bottom],
+                    query[top:bottom], key[top:bottom], value[top:bottom],
+                )  # fmt: skip
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -154,16 +148,11 @@ def _added_product(
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _added_products(parts: int, x: Any, weight: Any, plus: Any, before: Any, out: Any) -> None:
     rows, panels = x.shape[0], weight.shape[0]
-    unit, blocks = least_share(rows), row_blocks(rows)
-    taken = np.zeros(blocks, np.int64)
+    taken = np.zeros(row_blocks(rows), np.int64)
     for _ in numba.prange(parts):
-        for block in range(blocks):
-            top, bottom = row_block(rows, block)
+        for top, bottom, first, end in shares(taken, rows, panels, least_share(rows), parts):
             some, old, made = x[top:bottom], before[top:bottom], out[top:bottom]
-            first, end = take(taken[block:], panels, unit, parts)
-            while first < end:
-                _added_product(some, weight, plus, first, end, old, made)
-                first, end = take(taken[block:], panels, unit, parts)
+            _added_product(some, weight, plus, first, end, old, made)
 
 
 @numba.njit  # type: ignore[untyped-decorator]
@@ -181,16 +170,10 @@ def _gated_product(x: Any, weight: Any, plus: Any, first: Any, end: Any, out: An
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _gated_products(parts: int, x: Any, weight: Any, plus: Any, out: Any) -> None:
     rows, panels = x.shape[0], weight.shape[0] // 2
-    unit, blocks = least_share(rows), row_blocks(rows)
-    taken = np.zeros(blocks, np.int64)
+    taken = np.zeros(row_blocks(rows), np.int64)
     for _ in numba.prange(parts):
-        for block in range(blocks):
-            top, bottom = row_block(rows, block)
-            some, made = x[top:bottom], out[top:bottom]
-            first, end = take(taken[block:], panels, unit, parts)
-            while first < end:
-                _gated_product(some, weight, plus, first, end, made)
-                first, end = take(taken[block:], panels, unit, parts)
+        for top, bottom, first, end in shares(taken, rows, panels, least_share(rows), parts):
+            _gated_product(x[top:bottom], weight, plus, first, end, out[top:bottom])
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.register_tile import PANEL, PANEL_BYTES, register_tile, stay_apart
+from engine.shares import take
 
 _ROWS_AT_ONCE = 96
 """Rows for which all panels are read before the next: they stay in a core's cache."""
@@ -47,6 +48,22 @@ _FEW_ROWS = 16
 def least_share(rows: Any) -> Any:
     """Panels that are worth a share of their own: a few rows are done with one before the next has been fetched."""
     return 4 if rows <= _FEW_ROWS else 1
+
+
+@numba.njit  # type: ignore[untyped-decorator]
+def shares(taken: Any, rows: Any, panels: Any, unit: Any, parts: Any) -> Any:
+    """What one of so many threads takes of a product, as it comes free: rows from and to, panels from and to.
+
+    Args:
+        taken: `[row_blocks(rows)]` int64, zeros before the loop that all threads go through.
+        unit: panels, see `take`.
+    """
+    for block in range(row_blocks(rows)):
+        top, bottom = row_block(rows, block)
+        first, end = take(taken[block:], panels, unit, parts)
+        while first < end:
+            yield top, bottom, first, end
+            first, end = take(taken[block:], panels, unit, parts)
 
 
 _1x1, _2x1, _3x1, _4x1, _5x1, _6x1 = (register_tile(rows, 1) for rows in range(1, 7))

@@ -28,9 +28,8 @@ import torch
 from torch import nn
 
 from engine.packed_linear import LinearKind, PackedLinear
-from engine.panels import least_share, multiply_panels, pack_panels, row_block, row_blocks
+from engine.panels import least_share, multiply_panels, pack_panels, row_blocks, shares
 from engine.register_tile import PANEL
-from engine.shares import take
 
 FEW_ROWS = 16
 """Beside oneDNN, panels are for up to so many rows."""
@@ -107,19 +106,14 @@ def _multiply(
     """Threads take shares of the panels. A last panel that is not full has outputs in a place of their own."""
     rows, outputs, count = x.shape[0], out.shape[1], weight.shape[0]
     whole = outputs // PANEL
-    unit, blocks = least_share(rows), row_blocks(rows)
-    taken = np.zeros(blocks, np.int64)
+    taken = np.zeros(row_blocks(rows), np.int64)
     for _ in numba.prange(parts):
-        for block in range(blocks):
-            top, bottom = row_block(rows, block)
+        for top, bottom, first, end in shares(taken, rows, count, least_share(rows), parts):
             some, made = x[top:bottom], out[top:bottom]
-            first, end = take(taken[block:], count, unit, parts)
-            while first < end:
-                more = plus[first * PANEL :].ctypes.data
-                multiply_panels(some, weight, first, min(end, whole), more, 0, made, first * PANEL)
-                if end > whole:
-                    rest = np.empty((bottom - top, PANEL), np.float32)
-                    more = plus[whole * PANEL :].ctypes.data
-                    multiply_panels(some, weight, whole, count, more, 0, rest, 0)
-                    made[:, whole * PANEL :] = rest[:, : outputs - whole * PANEL]
-                first, end = take(taken[block:], count, unit, parts)
+            more = plus[first * PANEL :].ctypes.data
+            multiply_panels(some, weight, first, min(end, whole), more, 0, made, first * PANEL)
+            if end > whole:
+                rest = np.empty((bottom - top, PANEL), np.float32)
+                more = plus[whole * PANEL :].ctypes.data
+                multiply_panels(some, weight, whole, count, more, 0, rest, 0)
+                made[:, whole * PANEL :] = rest[:, : outputs - whole * PANEL]

@@ -225,6 +225,22 @@ def _seen(piece: Any, r: Any, page: Any, window: Any, block_size: Any) -> Any:
 
 
 @numba.njit(**_INLINE)  # type: ignore[untyped-decorator]
+def _place(shape: Any, block: Any, h: Any) -> Any:
+    """Where a head's page begins."""
+    return (block * shape[1] + h) * shape[2] * shape[3]
+
+
+@numba.njit(**_INLINE)  # type: ignore[untyped-decorator]
+def _open(blocks: Any, scales: Any, shape: Any, step: Any, page: Any, buffer: Any, dim: Any) -> Any:
+    """What a piece's rows see of a page, from the first row's first token to the last one's last; see `_page`."""
+    piece, h, table, _, _, window, _, _ = step
+    begin, _ = _seen(piece, 0, page, window, shape[2])
+    _, stop = _seen(piece, piece[ROWS] - 1, page, window, shape[2])
+    here = _place(shape, table[page], h)
+    return _page(blocks, scales, (here, begin, stop, shape[3], shape[2], buffer, dim))
+
+
+@numba.njit(**_INLINE)  # type: ignore[untyped-decorator]
 def _score(
     keys: Any, values: Any, scales: Any, shape: Any, step: Any, scratch: Any, group: Any, dim: Any
 ) -> None:
@@ -234,13 +250,9 @@ def _score(
     page_size, queries = shape[2] * shape[3], piece[ROWS] * group
     share, ahead = (page_size + queries - 1) // queries, max(1, _AHEAD // shape[2])
     for page in range(first, end):
-        begin, _ = _seen(piece, 0, page, window, shape[2])
-        _, stop = _seen(piece, piece[ROWS] - 1, page, window, shape[2])
-        here = (table[page] * shape[1] + h) * page_size
-        numbers, k = _page(keys, scales, (here, begin, stop, shape[3], shape[2], buffer, dim))
+        numbers, k = _open(keys, scales, shape, step, page, buffer, dim)
         later = page + ahead
-        coming = table[later if later < end else min(first + later - end, end - 1)]
-        coming = (coming * shape[1] + h) * page_size
+        coming = _place(shape, table[later if later < end else min(first + later - end, end - 1)], h)
         for r in range(piece[ROWS]):
             begin, stop = _seen(piece, r, page, window, shape[2])
             for q in range(r * group, (r + 1) * group):
@@ -284,12 +296,9 @@ def _add(
     page_size, queries = shape[2] * shape[3], piece[ROWS] * group
     share, ahead = (page_size + queries - 1) // queries, max(1, _AHEAD // shape[2])
     for page in range(first, end):
-        begin, _ = _seen(piece, 0, page, window, shape[2])
-        _, stop = _seen(piece, piece[ROWS] - 1, page, window, shape[2])
-        here = (table[page] * shape[1] + h) * page_size
-        numbers, v = _page(values, scales, (here, begin, stop, shape[3], shape[2], buffer, dim))
+        numbers, v = _open(values, scales, shape, step, page, buffer, dim)
         later = page + ahead
-        coming = (table[min(later, piece[END] - 1)] * shape[1] + h) * page_size
+        coming = _place(shape, table[min(later, piece[END] - 1)], h)
         for r in range(piece[ROWS]):
             begin, stop = _seen(piece, r, page, window, shape[2])
             count = max(0, stop - begin)

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 import pytest
 
+from engine.panels import row_blocks, shares
 from engine.shares import take
 
 
@@ -47,3 +48,21 @@ def test_threads_that_take_at_once_take_nothing_twice() -> None:
             running = [threads.submit(_mark, taken, marks) for _ in range(4)]
             assert sum(thread.result() for thread in running) >= 11
             assert marks.tolist() == [1] * 1000
+
+
+@pytest.mark.parametrize("rows", [1, 96, 97, 500])
+@pytest.mark.parametrize(("panels", "unit"), [(60, 4), (37, 1), (3, 4)])
+def test_threads_that_take_parts_of_a_product_leave_none_and_take_none_twice(
+    rows: int, panels: int, unit: int
+) -> None:
+    taken, marks = np.zeros(row_blocks(rows), np.int64), np.zeros((rows, panels), np.int64)
+    threads = [shares(taken, rows, panels, unit, 3) for _ in range(3)]
+    while threads:
+        for thread in list(threads):
+            share = next(thread, None)
+            if share is None:
+                threads.remove(thread)
+            else:
+                top, bottom, first, end = share
+                marks[top:bottom, first:end] += 1
+    assert (marks == 1).all()
