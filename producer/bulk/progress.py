@@ -68,14 +68,14 @@ class Counts:
     @property
     def left_s(self) -> float | None:
         """Seconds to go: the tokens of the rows that are left, were they like those that came back, at the workers'
-        speed. None while that says little.
+        speed. None while that says little, and once there are none.
 
         Rows a second would say less: most end in bursts, and a worker that is added shows in the tokens at once.
         """
         rest = self.total - self.done
         a_second = self.speed.read_per_s + self.speed.written_per_s
         # The first rows to end are the shortest, so what they foretell is far off.
-        if not a_second or not self.ended or self.ended * 10 < rest:
+        if not rest or not a_second or not self.ended or self.ended * 10 < rest:
             return None
         return rest * (self.prompt_tokens + self.completion_tokens) / self.ended / a_second
 
@@ -174,17 +174,24 @@ class Bar:
 
 def _line(counts: Counts) -> str:
     """Where a run stands: `12 of 20 rows, 1 failed; 2 workers read 900 and write 300 tokens/s, 43% of prompts cached;
-    5 s left`."""
-    speed = counts.speed
+    5 s left`. What is not known yet is left out."""
     failed = f", {counts.failed:,} failed" if counts.failed else ""
-    workers = "1 worker" if speed.workers == 1 else f"{speed.workers:,} workers"
-    verbs = ("reads", "writes") if speed.workers == 1 else ("read", "write")
+    parts = [f"{counts.done:,} of {counts.total:,} rows{failed}"]
+    if counts.speed.workers:
+        parts.append(_workers(counts.speed))
+    if counts.left_s is not None:
+        parts.append(f"{_duration(max(1.0, counts.left_s))} left")
+    return "; ".join(parts)
+
+
+def _workers(speed: Speed) -> str:
+    one = speed.workers == 1
+    workers = "1 worker" if one else f"{speed.workers:,} workers"
+    if not speed.read_per_s and not speed.written_per_s:
+        return workers
+    read, write = ("reads", "writes") if one else ("read", "write")
     cached = f", {speed.cached:.0%} of prompts cached" if speed.cached else ""
-    left = "" if counts.left_s is None else f"; {_duration(counts.left_s)} left"
-    return (
-        f"{counts.done:,} of {counts.total:,} rows{failed}; {workers} {verbs[0]} {speed.read_per_s:,.0f} and "
-        f"{verbs[1]} {speed.written_per_s:,.0f} tokens/s{cached}{left}"
-    )
+    return f"{workers} {read} {speed.read_per_s:,.0f} and {write} {speed.written_per_s:,.0f} tokens/s{cached}"
 
 
 def _duration(seconds: float) -> str:

@@ -205,14 +205,20 @@ def _summary(report: Report) -> list[str]:
     failed = sum(totals.failed.values())
     kept = f" ({counts.kept:,} of them before)" if counts.kept else ""
     cut = f" ({totals.cut:,} cut by max_tokens)" if totals.cut else ""
-    speed = counts.completion_tokens / report.seconds
     return [
         f"{totals.answered:,} answered{cut}, {failed:,} failed{kept} in {report.seconds:.1f} s",
-        f"{counts.prompt_tokens:,} tokens read, {counts.completion_tokens:,} written ({speed:,.0f} tokens/s)",
+        *([_tokens(report)] if counts.ended else []),
         *(f"  {number:,} x {code}, first {totals.examples[code]}" for code, number in totals.failed.items()),
         f"answers: {report.places.output}",
         *([f"errors:  {report.places.errors}"] if failed else []),
     ]
+
+
+def _tokens(report: Report) -> str:
+    written = report.counts.completion_tokens
+    a_second = written / report.seconds
+    speed = f"{a_second:,.0f}" if a_second >= 10 else f"{a_second:.1f}"
+    return f"{report.counts.prompt_tokens:,} tokens read, {written:,} written ({speed} tokens/s)"
 
 
 def _as_dict(report: Report) -> dict[str, Any]:

@@ -58,9 +58,32 @@ def test_a_line_says_where_the_run_stands(
         "millstream: 1,003 of 2,000 rows, 3 failed; 2 workers read 1,700 and write 300 tokens/s, 43% of prompts "
         "cached; 1 min 40 s left\n"
     )
-    counts = Counts(9, speed=Speed(workers=1))
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        (Counts(0), "0 of 0 rows"),
+        (Counts(9), "0 of 9 rows"),
+        (Counts(9, failed=9), "9 of 9 rows, 9 failed"),
+        (Counts(9, speed=Speed(workers=1)), "0 of 9 rows; 1 worker"),
+        (Counts(9, speed=Speed(2, written_per_s=3.0)), "0 of 9 rows; 2 workers read 0 and write 3 tokens/s"),
+        (
+            Counts(9, answered=8, ended=8, completion_tokens=8, speed=Speed(1, 100.0)),
+            "8 of 9 rows; 1 worker reads 0 and writes 100 tokens/s; 1 s left",
+        ),
+        (
+            Counts(9, answered=9, ended=9, completion_tokens=9, speed=Speed(1, 100.0)),
+            "9 of 9 rows; 1 worker reads 0 and writes 100 tokens/s",
+        ),
+    ],
+)
+def test_what_is_not_known_is_left_out(
+    counts: Counts, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LONGEST_SILENCE_S", 0.0)
     Lines().show(counts)
-    assert capsys.readouterr().err == "millstream: 0 of 9 rows; 1 worker reads 0 and writes 0 tokens/s\n"
+    assert capsys.readouterr().err == f"millstream: {line}\n"
 
 
 def test_the_time_left_is_that_of_the_tokens_that_are_left() -> None:
@@ -85,7 +108,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     bar.close()
     out, err = capsys.readouterr()
     assert out == ""
-    assert "12 of 20 rows, 1 failed; " in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err)
+    assert "12 of 20 rows, 1 failed" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err)
     assert "no worker [yet]" in err
 
 

@@ -30,3 +30,17 @@ def test_the_summary_counts_the_rows_that_were_cut(program: Program, url: str, t
         summary = json.loads(done.stdout)
         assert done.stderr == ""
     assert (summary["answered"], summary["cut_by_max_tokens"], summary["kept"]) == (5, 2, 5)
+
+
+def test_tokens_are_told_where_some_came_back(program: Program, url: str, tmp_path: Path) -> None:
+    good, bad = (
+        write_rows(tmp_path / "g.jsonl", [{"prompt": "a b"}]),
+        write_rows(tmp_path / "b.jsonl", [{"x": 1}]),
+    )
+    with FakeWorker(url):
+        assert "tokens read, 2 written (" in program("generate", good, "-o", tmp_path / "1.jsonl").stderr
+    none = write_rows(tmp_path / "n.jsonl", [])
+    for source, summary in [(bad, "0 answered, 1 failed in"), (none, "0 answered, 0 failed in")]:
+        told = program("generate", source, "-o", source.with_suffix(".out.jsonl")).stderr
+        assert summary in told
+        assert "tokens read" not in told
