@@ -10,7 +10,7 @@ row groups stand where its footer says; the footers become one at the end. The f
 from __future__ import annotations
 
 import io
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -68,8 +68,10 @@ class Piece:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close_writer()
+    def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
+        # After a fault Arrow would tell one of its own.
+        with nullcontext() if fault is None else suppress(Exception):
+            self._close_writer()
         self._file.close()
 
     def _close_writer(self) -> None:

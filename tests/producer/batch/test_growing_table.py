@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import errno
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from producer.batch.growing import Growing
 from producer.batch.growing_table import Piece, complete, footer
 
 SCHEMA = pa.schema(
@@ -57,14 +58,36 @@ def test_wherever_it_is_cut_the_file_is_that_of_one_go(cuts: list[int], tmp_path
     assert pq.read_table(path).equals(pa.concat_tables(map(group, range(6))))
 
 
-def test_what_a_piece_wrote_before_a_fault_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [0, 1, 5, 20])
+def test_what_a_piece_wrote_before_the_disk_was_full_does_not_count(
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "grown"
     with Piece(path, 0, SCHEMA, 0) as piece:
         piece.write(group(0))
         end = piece.end()
-    with suppress(OSError), Piece(path, 1, SCHEMA, end) as piece:
-        piece.write(group(1))
-        raise OSError
+    left = [written]
+
+    def write(file: Growing, data: bytes | memoryview) -> None:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, "full")
+        left[0] -= 1
+        append(file, data)
+
+    append = Growing.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Growing, "write", write)
+        with pytest.raises(OSError, match="full") as fault:
+            go_on(path, end)
+    assert fault.value.errno == errno.ENOSPC
     assert not footer(path, 1).exists()
     complete(path, 1, end)
     assert pq.read_table(path).equals(group(0))
+
+
+def go_on(path: Path, end: int) -> None:
+    """Write a second piece."""
+    with Piece(path, 1, SCHEMA, end) as piece:
+        for number in range(10):
+            piece.write(group(number))
+        piece.end()
