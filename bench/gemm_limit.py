@@ -77,7 +77,7 @@ def measure(folder: Path, dtype: str, sizes: Sequence[int] = SIZES, repeats: int
 
     from engine.kv_store import free_memory
     from engine.packed_linear import pack_linears
-    from engine.upper_halves import linear_kind
+    from engine.panel_linear import linear_kind
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))

@@ -27,9 +27,9 @@ from engine.limits import Given, Ground, Limits, check, readable, resolve, small
 from engine.model_runner import ModelRunner
 from engine.options import check_words
 from engine.packed_linear import pack_linears
+from engine.panel_linear import linear_kind
 from engine.probe import context_length, probe
 from engine.prompts import Prompts
-from engine.upper_halves import linear_kind
 from engine.weights import Weights, load_weights
 from protocol import OptionRefused
 

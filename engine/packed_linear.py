@@ -106,7 +106,7 @@ def pack_linears(model: nn.Module, run: Callable[[], Any], kind: LinearKind = Pa
 
     Args:
         model: in evaluation mode.
-        kind: `PackedLinear`, `HalvedLinear` or `Int8Linear`.
+        kind: `PackedLinear`, `PanelLinear` or `Int8Linear`.
         run: calls the model once. Only layers that it calls are replaced: a module may also take a layer's weight and
             compute with that.
 

@@ -18,15 +18,15 @@ import torch
 
 from engine.fused_kernels import add_norm, gated_row, turn_head
 from engine.fused_ops import Norm
+from engine.panel_linear import PanelLinear
 from engine.panels import least_share, multiply_panels, row_blocks, shares
 from engine.register_tile import PANEL
-from engine.upper_halves import HalvedLinear
 
 
 class PanelSteps:
     """The arrays of one layer."""
 
-    def __init__(self, linears: list[HalvedLinear], norms: list[Norm], kv_heads: int, head_dim: int) -> None:
+    def __init__(self, linears: list[PanelLinear], norms: list[Norm], kv_heads: int, head_dim: int) -> None:
         """
         Args:
             linears: queries with keys and values, outputs of attention, gates with ups, down; `fit` together.
@@ -60,10 +60,14 @@ class PanelSteps:
 
 
 def fit(linears: list[Any], head_dim: int) -> bool:
-    """Whether linear layers are panels, all of them full, and of one head each."""
+    """Whether linear layers are panels of upper halves, all of them full, and of one head each.
+
+    Of whole weights they are not, which would be a second set of kernels: 20 s of compiling at the first start.
+    """
     return head_dim % PANEL == 0 and all(
-        isinstance(linear, HalvedLinear)
+        isinstance(linear, PanelLinear)
         and linear.is_panels_alone
+        and linear.has_halves
         and linear.out_features % PANEL == linear.in_features % PANEL == 0
         for linear in linears
     )

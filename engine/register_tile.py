@@ -3,6 +3,7 @@
     out[r, n] = sum over k of x[r, k] * w[n, k], plus[r, n] added at last         R rows, P panels of 16 outputs
 
     one k    a panel's 8 words of two bfloat16 numbers --> 2 vectors of 8 float32: word << 16, word & 0xFFFF0000
+             or its 16 float32                         --> 2 vectors of 8
              one number of each row                    --> a vector of 8 times that number
              R * P * 2 vectors of sums                     sum += x * w
 
@@ -12,6 +13,8 @@ sums in memory. A sum goes over k in order, whatever R and P are, so a row's out
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -22,15 +25,23 @@ from numba.extending import intrinsic
 
 PANEL = 16
 """Outputs of a panel."""
-PANEL_BYTES = 32
-"""Of a panel at one k."""
 
 _LANES = PANEL // 2
 _INT, _FLOAT = ir.IntType(64), ir.FloatType()
 _WORDS, _FLOATS = ir.VectorType(ir.IntType(32), _LANES), ir.VectorType(_FLOAT, _LANES)
 
 
-def register_tile(rows: int, panels: int) -> Any:
+@dataclass(frozen=True, slots=True)
+class PanelKind:
+    """How a panel's weights lie in memory."""
+
+    bytes: int
+    """Of a panel at one k."""
+    load: Callable[[Any, Any], tuple[Any, Any]]
+    """Of an instruction builder and an address: outputs 0 to 7 and 8 to 15, as float32."""
+
+
+def register_tile(rows: int, panels: int, kind: PanelKind) -> Any:
     """A function of a kernel that computes `rows` rows of `panels` panels.
 
     It takes the address of the rows and how many numbers lie from one to the next, the address of the panels and how
@@ -67,7 +78,8 @@ def register_tile(rows: int, panels: int) -> Any:
         k = build.phi(_INT)
         sums = [build.phi(_FLOATS) for _ in places]
         _fetch(build, build.add(ahead, build.mul(k, ahead_step)))
-        weights = [half for word in words for half in _weights(build, word, k)]
+        places_at_k = [build.add(word, build.mul(k, _INT(kind.bytes))) for word in words]
+        weights = [half for place in places_at_k for half in kind.load(build, place)]
         numbers = [_copies(build, line, k) for line in lines]
         pairs = [(number, weight) for number in numbers for weight in weights]
         added = [_add_product(build, sum_, *pair) for sum_, pair in zip(sums, pairs, strict=True)]
@@ -116,13 +128,19 @@ def _fetch(build: Any, address: Any) -> None:
     build.call(prefetch, [build.inttoptr(address, byte), word(0), word(3), word(1)])
 
 
-def _weights(build: Any, panel: Any, k: Any) -> tuple[Any, Any]:
-    """Outputs 0 to 7 and 8 to 15 of a panel at one k."""
-    at = build.add(panel, build.mul(k, _INT(PANEL_BYTES)))
-    words = build.load(_pointer(build, at, _WORDS), align=4)
+def _panel_linear(build: Any, address: Any) -> tuple[Any, Any]:
+    words = build.load(_pointer(build, address, _WORDS), align=4)
     low = build.shl(words, ir.Constant(_WORDS, [16] * _LANES))
     high = build.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
     return build.bitcast(low, _FLOATS), build.bitcast(high, _FLOATS)
+
+
+def _whole(build: Any, address: Any) -> tuple[Any, Any]:
+    second = build.add(address, _INT(4 * _LANES))
+    return tuple(build.load(_pointer(build, half, _FLOATS), align=4) for half in (address, second))
+
+
+UPPER_HALVES, WHOLE = PanelKind(32, _panel_linear), PanelKind(64, _whole)
 
 
 def _copies(build: Any, row: Any, k: Any) -> Any:

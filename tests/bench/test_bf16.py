@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.bf16 import in_bfloat16
-from engine.upper_halves import is_bfloat16
+from engine.panel_linear import is_bfloat16
 
 
 def test_weights_are_rounded_and_all_else_is_copied(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from engine import loading, upper_halves
+from engine import loading, panel_linear
 from engine.fused_layer import FusedLayer
 from engine.interface import Chunk
 from engine.loading import load_runner
@@ -106,7 +106,7 @@ def test_layers_of_panels_are_equal_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, class_name: str, config: dict[str, Any], threads: int
 ) -> None:
     torch.set_num_threads(threads)
-    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    monkeypatch.setattr(panel_linear, "panels_alone", lambda: True)
     fused = load_runner(rounded(weights(tmp_path, class_name, **config)), **ON_CPU)
     monkeypatch.setattr(loading, "fuse_layers", lambda *_: 0)
     plain = load_runner(rounded(weights(tmp_path, class_name, **config)), compile=False, **ON_CPU)
@@ -128,7 +128,7 @@ def test_rows_that_nobody_asks_for_are_left_out_of_the_last_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks inside a prompt, at its end, decodes, and prompts that want all their logits: not a bit changes."""
-    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    monkeypatch.setattr(panel_linear, "panels_alone", lambda: True)
     loaded = load_runner(rounded(weights(tmp_path, "LlamaForCausalLM")), **ON_CPU)
     *others, last = loaded.weights.model.model.layers
     assert last.is_last

@@ -114,7 +114,7 @@ def test_a_model_answers_the_same_alone_and_among_others(tiny_model_dir: Path) -
         found.append([engine.generate([one], params)[0].choices[0].token_ids for one in PROMPTS])
     assert all(answers == found[0] for answers in found)
     kinds = {type(part) for part in load_runner(str(tiny_model_dir), **ON_CPU).weights.model.modules()}
-    assert PackedLinear in kinds
+    assert any(issubclass(kind, PackedLinear) for kind in kinds)
     assert Int8Linear not in kinds, "int8 is never the default"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine import upper_halves
+from engine import panel_linear
 from engine.attention import Backend, LayerCall
 from engine.fused_layer import FusedLayer
 from engine.interface import Chunk
@@ -27,7 +27,7 @@ KINDS = ["layers of transformers", "fused", pytest.param("fused, of panels", mar
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How layers are computed; panels are what a bfloat16 checkpoint becomes on a CPU without AVX-512."""
-    monkeypatch.setattr(upper_halves, "panels_alone", lambda: True)
+    monkeypatch.setattr(panel_linear, "panels_alone", lambda: True)
     return str(request.param)
 
 

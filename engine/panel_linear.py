@@ -1,20 +1,24 @@
-"""Linear layers of a bfloat16 checkpoint on a CPU that computes in float32: half the bytes, and the same products.
+"""Linear layers that compute in float32 on a CPU, their weights in panels of 16 outputs (`engine/panels.py`).
 
 A bfloat16 is the upper half of a float32, so where a checkpoint was bfloat16, the lower halves are zeros and nothing
-is lost without them:
+is lost without them: half the bytes, and the same products.
 
     float32    s eeeeeeee mmmmmmm 0000000000000000
     kept       s eeeeeeee mmmmmmm                     widened in a register: a shift or a mask, no rounding
 
-    panels     [outputs / 16, inputs, 8] words: output 0 and 8, 1 and 9 ... 7 and 15 of 16, each pair at one input
+Other weights (a GGUF file's, a float32 checkpoint's) are kept whole.
 
-All linears of SmolLM2-135M's layers, one thread of a Zen 3, busy machine, CPU ms a step, least of 8 in turns:
+All linears of SmolLM2-135M's layers, one thread of a Zen 3, busy machine, CPU ms a step, least of up to 8 in turns:
 
     rows                 1     2     4     8    16    32    64   128   512
     oneDNN, float32     57    66    80    99   114   152   255   436  1537
-    panels              20    25    24    35    60    83   165   334  1374
+    panels of halves    20    25    24    35    60    83   165   334  1374
 
-oneDNN's own vectors are twice as long where there is AVX-512, and there many rows are left to it: both are kept then.
+    oneDNN, float32     64          78   112   109   185         470  1688
+    panels, whole       28          44    51    50   102         454  1603
+
+oneDNN's own vectors are twice as long where there is AVX-512: there whole weights are left to it, and many rows, for
+which it then has a layout of its own beside the halves.
 """
 
 from __future__ import annotations
@@ -24,28 +28,34 @@ from typing import Any
 import llvmlite.binding
 import numba
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from engine.packed_linear import LinearKind, PackedLinear
-from engine.panels import least_share, multiply_panels, pack_panels, row_blocks, shares
+from engine.panels import least_share, multiply_panels, pack_halves, pack_whole, row_blocks, shares
 from engine.register_tile import PANEL
 
 FEW_ROWS = 16
 """Beside oneDNN, panels are for up to so many rows."""
 
 
-class HalvedLinear(PackedLinear):
-    """A linear layer that keeps the upper halves of its weights, where the lower ones are zeros."""
+class PanelLinear(PackedLinear):
+    """A linear layer that keeps its weights in panels: alone, or the upper halves beside oneDNN's layout."""
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
         """See `PackedLinear.pack`."""
-        self.panels = pack_panels(weight.numpy()) if is_bfloat16(weight) else None
+        self.panels = _panels(weight)
         if self.panels is not None:
             self.plus = np.zeros(len(self.panels) * PANEL, np.float32)
             if self.bias is not None:
                 self.plus[: self.out_features] = self.bias.detach().numpy()
         return None if self.panels is not None and panels_alone() else super().pack(weight)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether the panels hold upper halves of weights."""
+        return self.panels is not None and self.panels.dtype == np.uint32
 
     @property
     def is_panels_alone(self) -> bool:
@@ -73,6 +83,13 @@ def panels_alone() -> bool:
     return bool(features.get("fma") and not features.get("avx512f"))
 
 
+def _panels(weight: torch.Tensor) -> npt.NDArray[Any] | None:
+    """The panels of a weight; None: oneDNN computes it."""
+    if is_bfloat16(weight):
+        return pack_halves(weight.numpy())
+    return pack_whole(weight.numpy()) if weight.dtype == torch.float32 and panels_alone() else None
+
+
 def is_bfloat16(weight: torch.Tensor) -> bool:
     """Whether every number of a float32 tensor is one of bfloat16 too."""
     if weight.dtype != torch.float32:
@@ -86,19 +103,20 @@ def linear_kind(model: nn.Module, room: int) -> LinearKind:
     Args:
         room: bytes that are free once the KV store is full. Halves beside oneDNN's layout may take half of them.
     """
+    if panels_alone():
+        return PanelLinear
     halves = sum(
         2 * module.weight.numel()
         for module in model.modules()
         if type(module) is nn.Linear and is_bfloat16(module.weight.data)
     )
-    fits = panels_alone() or halves <= room // 2
-    return HalvedLinear if halves and fits else PackedLinear
+    return PanelLinear if 0 < halves <= room // 2 else PackedLinear
 
 
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
 def _multiply(
     x: Any,  # [M, K] float32
-    weight: Any,  # [P, K, 8] uint32
+    weight: Any,  # see `engine/panels.py`
     plus: Any,  # [P * 16] float32
     out: Any,  # [M, N] float32
     parts: int,
