@@ -86,8 +86,17 @@ def _letter(
     raw: bytes | None = None,
     history: bytes = b"",
 ) -> DeadLetter:
-    lives = tuple(json.loads(line) for line in history.splitlines())
+    lives = tuple(life for line in history.splitlines() if (life := _life(line)) is not None)
     return DeadLetter(_text(letter), _text(job_id), _text(reason), attempt, _text(worker), size, raw, lives)
+
+
+def _life(line: bytes) -> dict[str, Any] | None:
+    """How an earlier life ended; None where somebody wrote something else there."""
+    try:
+        life = json.loads(line)
+    except ValueError:
+        return None
+    return life if isinstance(life, dict) else None
 
 
 def _text(raw: bytes) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Arg = str | bytes | int
+SHARED = ("common", "standing")
+"""What stands in front of every script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,9 @@ class Script:
 
 @cache
 def load(name: str) -> Script:
-    """The script `lua/<name>.lua`, with the shared part in front."""
+    """The script `lua/<name>.lua`, with the shared parts in front."""
     lua = resources.files("broker") / "lua"
-    source = (lua / "common.lua").read_text() + (lua / f"{name}.lua").read_text()
+    source = "".join((lua / f"{part}.lua").read_text() for part in (*SHARED, name))
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())
 
 

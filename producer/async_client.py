@@ -19,6 +19,7 @@ import redis
 
 from broker import calls
 from broker.calls import Cancelled, Limits, Look, Status
+from broker.clearing import Cleared, clearing
 from broker.connection import connect_async, wait_until_ready_async
 from broker.keys import keys_of
 from broker.queue import AsyncQueue, T
@@ -33,6 +34,7 @@ from producer.request import (
     build_job,
     check_id,
     check_limits,
+    jobs_asked_for,
     limits_call,
     memory_full,
     not_taken,
@@ -196,6 +198,20 @@ class AsyncClient:
     async def resume(self) -> None:
         """Let jobs start again."""
         await self.run(calls.pause(self.queue.keys, False))
+
+    async def clear(
+        self, *, priority: Priority | None = None, tenant: str | None = None, running: bool = False
+    ) -> Cleared:
+        """Cancel the jobs that wait, and those that run if asked; how many there were."""
+        steps = clearing(self.queue.keys, jobs_asked_for(priority, tenant, running))
+        reply: Any = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as through:
+                cleared: Cleared = through.value
+                return cleared
+            reply = await self.run(call)
 
     async def limits(self, max_entries: int | None = None, max_bytes: int | None = None) -> Limits:
         """Set how much the queue holds, or ask."""

@@ -18,6 +18,7 @@ import redis
 
 from broker import calls
 from broker.calls import Cancelled, Limits, Look, Status
+from broker.clearing import Cleared, clearing
 from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
 from broker.queue import Queue, T
@@ -32,6 +33,7 @@ from producer.request import (
     build_job,
     check_id,
     check_limits,
+    jobs_asked_for,
     limits_call,
     memory_full,
     not_taken,
@@ -249,6 +251,30 @@ class Client:
     def resume(self) -> None:
         """Let jobs start again."""
         self.run(calls.pause(self.queue.keys, False))
+
+    def clear(
+        self, *, priority: Priority | None = None, tenant: str | None = None, running: bool = False
+    ) -> Cleared:
+        """Cancel the jobs that wait; how many there were. They end as `cancelled`: who waits for one is told.
+
+        Args:
+            priority: only those of this priority.
+            tenant: only those of this tenant.
+            running: also those that run: their workers stop them within a step.
+
+        Raises:
+            RequestError: no job can have that priority or tenant.
+            BrokerUnreachable: the server is gone; some are cancelled, and the same call goes on with the others.
+        """
+        steps = clearing(self.queue.keys, jobs_asked_for(priority, tenant, running))
+        reply: Any = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as through:
+                cleared: Cleared = through.value
+                return cleared
+            reply = self.run(call)
 
     def limits(self, max_entries: int | None = None, max_bytes: int | None = None) -> Limits:
         """Set how much the queue holds, waiting and running, or ask.

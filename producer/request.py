@@ -13,16 +13,19 @@ from pydantic_core import PydanticSerializationError
 
 from broker import calls
 from broker.calls import Limits, Submitted
+from broker.clearing import What
 from broker.keys import Keys
 from broker.script import Call
 from producer import ranges
 from producer.nesting import DEEPEST, deeper_than
 from protocol import (
+    PRIORITIES,
     ErrorCode,
     Job,
     JobConflict,
     JobFailed,
     Message,
+    Priority,
     QueueFull,
     RequestError,
     Result,
@@ -180,15 +183,32 @@ def weight_call(keys: Keys, tenant: str, weight: float) -> Call[dict[str, float]
     Raises:
         RequestError: no tenant can have that name or that weight.
     """
-    try:
-        TypeAdapter(Name).validate_python(tenant)
-    except ValidationError:
-        raise _invalid(f"tenant {tenant!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'") from None
+    _check_tenant(tenant)
     if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         raise _invalid(
             f"weight {weight:g}: give {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is what every tenant has"
         )
     return calls.weights(keys, tenant, weight)
+
+
+def jobs_asked_for(priority: Priority | None, tenant: str | None, running: bool) -> What:
+    """Which jobs of a queue are meant.
+
+    Raises:
+        RequestError: no job can have that priority or tenant.
+    """
+    if priority is not None and priority not in PRIORITIES:
+        raise _invalid(f"priority {priority!r}: give {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}")
+    if tenant is not None:
+        _check_tenant(tenant)
+    return What(priority, tenant, running)
+
+
+def _check_tenant(tenant: str) -> None:
+    try:
+        TypeAdapter(Name).validate_python(tenant)
+    except ValidationError:
+        raise _invalid(f"tenant {tenant!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'") from None
 
 
 def _check_json(job: Job) -> None:

@@ -23,6 +23,8 @@ class ErrorCode(StrEnum):
     ENGINE_ERROR = "engine_error"
     CRASHED_WORKER = "crashed_worker"
     LOST_PAYLOAD = "lost_payload"
+    SPOILT_JOB = "spoilt_job"
+    """Somebody changed its keys by hand, so that no script could go by them."""
     QUEUE_FULL = "queue_full"
     DEVICE_ERROR = "device_error"
     """Memory or device failed under it; another try may pass."""

@@ -52,13 +52,21 @@ end
 local function job_key(id) return base .. 'job:' .. id end
 local function stream_key(priority, tenant) return base .. 'jobs:' .. priority .. ':' .. tenant end
 
+-- A whole number that Lua writes again as it stands; nil or false for anything else.
+local function whole(text)
+  return text and #text <= 14 and string.match(text, '^%d+$') and tonumber(text)
+end
+
 -- The field `about`, read: jobs of one run mostly have the same, which is taken apart once. Nil for what is none.
+local PRIORITIES = {high = true, normal = true, low = true}
 local abouts = {}
 local function about_of(text)
+  text = text or ''
   if not abouts[text] then
-    local priority, tenant, run, ttl, max_retries = string.match(text or '',
+    local priority, tenant, run, ttl, max_retries = string.match(text,
       '^([^,]*),([^,]*),([^,]*),(%d+),(%d+)$')
-    abouts[text] = priority and {priority = priority, tenant = tenant, run = run, ttl = ttl, max_retries = max_retries}
+    abouts[text] = PRIORITIES[priority or ''] and whole(ttl) and whole(max_retries)
+      and {priority = priority, tenant = tenant, run = run, ttl = ttl, max_retries = max_retries}
   end
   return abouts[text]
 end
@@ -99,14 +107,25 @@ local function push_events(id, logged, first, events)
   return logged
 end
 
+-- How many events of a job are logged. What somebody put in the log's place is none, and goes.
+local function log_length(id)
+  local logged = redis.pcall('LLEN', base .. 'log:' .. id)
+  if type(logged) == 'number' then return logged end
+  redis.call('DEL', base .. 'log:' .. id)
+  return 0
+end
+
 -- How many events of a job are logged, and whether those from `first` on would leave no gap.
 local function logged_before(id, first)
-  local logged = redis.call('LLEN', base .. 'log:' .. id)
+  local logged = log_length(id)
   return logged, first <= logged + 1
 end
 
--- What one pick of a tenant costs it in virtual time.
-local function cost_of(tenant) return 1 / tonumber(redis.call('HGET', base .. 'weights', tenant) or 1) end
+-- What one pick of a tenant costs it in virtual time. A weight that is none, since somebody wrote it by hand, is 1.
+local function cost_of(tenant)
+  local weight = tonumber(redis.call('HGET', base .. 'weights', tenant))
+  return weight and weight >= 0.001 and 1 / weight or 1
+end
 
 -- Only a worker that found too little is told: at 10,000 submits a second nobody wants 10,000 wake-ups.
 local function wake_hungry()
@@ -116,7 +135,7 @@ end
 -- Give a job an entry; returns its id. A tenant that comes (back) starts one pick behind the virtual time of the last one
 -- (start-time fair queueing): it neither waits for the others' past nor spends its own idle time as credit. Not level with
 -- it: tenants that submit one job at a time and come back after each would then always be first.
-local came = {} -- streams whose tenants have been seen to by this script, which takes nothing out of them before its end
+local came = {} -- streams whose tenants have been seen to by this script
 local function put_in_line(id, about)
   local stream = stream_key(about.priority, about.tenant)
   if not came[stream] then
@@ -134,8 +153,8 @@ end
 local function find_letter(name)
   local letter = string.match(name, '^%d+%-%d+$') and redis.pcall('XRANGE', dead, name, name)[1]
   if letter then return letter end
-  local entry = redis.call('HGET', job_key(name), 'letter')
-  return entry and redis.call('XRANGE', dead, entry, entry)[1]
+  local entry = redis.pcall('HGET', job_key(name), 'letter')
+  return type(entry) == 'string' and redis.pcall('XRANGE', dead, entry, entry)[1]
 end
 
 -- A flat array of names and values as a table.
@@ -153,15 +172,50 @@ local function drop_entries(priority, tenant, entries)
     redis.call('XDEL', stream, unpack(entries, from, to))
   end
   if redis.call('XLEN', stream) == 0 then
+    came[stream] = nil
     redis.call('DEL', stream)
     redis.call('ZREM', base .. 'tenants:' .. priority, tenant)
   end
 end
 
--- What must be known of a job to end it, and where a reply of HMGET with these fields goes from place `at` on.
+-- Whether a job's field `entry` is one: '' or the id of an entry.
+local function is_entry(text)
+  if not text or text == '' then return text == '' end
+  local ms, seq = string.match(text, '^(%d+)%-(%d+)$')
+  return ms and #ms < 20 and #seq < 20
+end
+
+-- `about` as a job's payload has it, which says the same, for a job whose field somebody spoilt.
+local WEEK_MS = 7 * 24 * 3600 * 1000
+local function about_again(job)
+  local f = redis.call('HMGET', job, 'payload', 'requeued')
+  local read, said = pcall(cjson.decode, f[1] or '')
+  if not read or type(said) ~= 'table' then said = {} end
+  local ttl = said.result_ttl_s == nil and WEEK_MS or (tonumber(said.result_ttl_s) or 0) * 1000
+  local run = not f[2] and said.run or ''
+  local text = table.concat({said.priority or 'normal', said.tenant or 'default', run, string.format('%.0f', ttl), '0'}, ',')
+  if not about_of(text) then text = 'normal,default,,' .. WEEK_MS .. ',0' end
+  redis.call('HSET', job, 'about', text)
+  return about_of(text)
+end
+
+-- The entry of a job whose field somebody spoilt; '' where there is none among the oldest, of which those of jobs that
+-- were leased are. Any other is dropped when it is read.
+local function find_entry(id, about)
+  for _, entry in ipairs(redis.call('XRANGE', stream_key(about.priority, about.tenant), '-', '+', 'COUNT', 1000)) do
+    if table_of(entry[2]).id == id then return entry[1] end
+  end
+  return ''
+end
+
+-- What must be known of a job to end it, and where a reply of HMGET with these fields goes from place `at` on. What
+-- somebody spoilt of it is made good, so that an end is always possible.
 local OF_END = {'about', 'entry', 'bytes'}
 local function note_end(one, f, at)
-  one.about, one.entry, one.bytes = about_of(f[at]), f[at + 1], f[at + 2]
+  one.about, one.entry, one.bytes = about_of(f[at]), f[at + 1], whole(f[at + 2])
+  if not one.about then one.about = about_again(job_key(one.id)) end
+  if not is_entry(one.entry) then one.entry = find_entry(one.id, one.about) end
+  if not one.bytes then one.bytes = #(redis.call('HGET', job_key(one.id), 'payload') or '') end
   return one
 end
 
@@ -201,7 +255,7 @@ local function end_jobs(ended)
     end
   end
   redis.call('HINCRBY', meta, 'entries', -#ids)
-  redis.call('HINCRBY', meta, 'bytes', -bytes)
+  redis.call('HINCRBY', meta, 'bytes', 0 - bytes) -- Lua writes minus nothing as -0, which is no number to servers
   for _, one in ipairs(ended) do store_end(one) end
   for run, announced in pairs(runs) do
     for from, to in pieces(announced) do redis.call('XADD', base .. 'done:' .. run, '*', unpack(announced, from, to)) end
@@ -250,11 +304,11 @@ end
 -- End a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
 local function end_unowned(id, state, code, message, now)
   local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt') or 0)
-  local seq = redis.call('LLEN', base .. 'log:' .. id) + 1
+  local seq = log_length(id) + 1
   local result = cjson.encode({v = 1, id = id, state = state, attempt = attempt, finished_at = now / 1000,
     error = {code = code, message = message}})
-  local choices = logged_choices(id, state == 'cancelled' and 'cancelled' or 'error')
-  result = string.sub(result, 1, -2) .. ',"choices":' .. choices .. '}'
+  local read, choices = pcall(logged_choices, id, state == 'cancelled' and 'cancelled' or 'error')
+  result = string.sub(result, 1, -2) .. ',"choices":' .. (read and choices or '[]') .. '}' -- a log may be spoilt too
   push_events(id, seq - 1, seq, {cjson.encode({type = state, id = id, seq = seq, attempt = attempt, code = code,
     message = message})})
   local f = redis.call('HMGET', job_key(id), 'cancel', unpack(OF_END))
@@ -262,49 +316,6 @@ local function end_unowned(id, state, code, message, now)
 end
 
 local function cancel_unowned(id, message, now) end_unowned(id, 'cancelled', 'cancelled', message, now) end
-
--- End a job past its deadline, unless a worker holds it, which stops it then. Returns whether it ended.
-local function expire(id, now)
-  local f = redis.call('HMGET', job_key(id), 'state', 'deadline')
-  if not f[1] or TERMINAL[f[1]] or not f[2] or tonumber(f[2]) > now then return false end
-  if f[1] == 'running' and tonumber(redis.call('ZSCORE', leases, id) or 0) > now then return false end
-  local message = f[1] == 'running' and 'its deadline passed after its worker was lost'
-    or 'its deadline passed while it waited'
-  end_unowned(id, 'expired', 'deadline_exceeded', message, now)
-  return true
-end
-
--- Jobs whose time has come: one without an entry gets it, one that is tried again can be leased at once.
-local MOST_DUE = 500 -- in one call: a script holds up the whole server
-local function release_due(now)
-  local due = redis.call('ZRANGE', delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_DUE)
-  for _, id in ipairs(due) do
-    local f = redis.call('HMGET', job_key(id), 'state', 'entry', 'about')
-    if f[1] == 'queued' and f[2] == '' then
-      redis.call('HSET', job_key(id), 'entry', put_in_line(id, about_of(f[3])))
-    elseif f[1] == 'queued' then
-      redis.call('ZADD', leases, 0, id)
-    end
-    redis.call('ZREM', delayed, id)
-  end
-  if #due > 0 then wake_hungry() end
-end
-
--- End what waits past its deadline. What runs is its owner's to stop: it is looked at again when its lease lapses.
-local MOST_EXPIRED = 100
-local function expire_overdue(now)
-  for _, id in ipairs(redis.call('ZRANGE', deadlines, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_EXPIRED)) do
-    if events_read > MOST_EVENTS then break end
-    if not expire(id, now) then
-      local lapses = tonumber(redis.call('ZSCORE', leases, id) or 0)
-      if redis.call('HGET', job_key(id), 'state') == 'running' and lapses > now then
-        redis.call('ZADD', deadlines, lapses, id)
-      else
-        redis.call('ZREM', deadlines, id)
-      end
-    end
-  end
-end
 
 -- How much the queue holds and may hold; the bounds given hold where its meta sets none.
 local function room_of(most_entries, most_bytes)

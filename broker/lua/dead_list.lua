@@ -10,6 +10,6 @@ while #reply <= tonumber(ARGV[3]) and bytes < MOST_BYTES do
   if not letter then break end
   local f = table_of(letter[2])
   after, bytes = letter[1], bytes + #(f.raw or '')
-  reply[#reply + 1] = {after, f.id or '', f.reason or '', tonumber(f.attempt or 0), f.worker or '', #(f.raw or '')}
+  reply[#reply + 1] = {after, f.id or '', f.reason or '', whole(f.attempt) or 0, f.worker or '', #(f.raw or '')}
 end
 return reply

@@ -7,7 +7,7 @@
 -- Again: the job knows the letter it came back from, and is left alone.
 local letter, one = ARGV[4], asked_at(5)
 local job = job_key(one.id)
-local f = redis.call('HMGET', job, 'state', 'letter', 'requeued', 'history', 'attempt')
+local f = redis.pcall('HMGET', job, 'state', 'letter', 'requeued', 'history', 'attempt')
 if f[3] == letter then return {'queued'} end
 local entry = redis.call('XRANGE', dead, letter, letter)[1]
 if not entry then return {'unknown'} end
@@ -16,15 +16,16 @@ local full = no_room(room_of(ARGV[2], ARGV[3]), #one.payload)
 if full then return full end
 
 local fields = table_of(entry[2])
-local died = cjson.encode({letter = letter, reason = fields.reason, attempt = tonumber(fields.attempt or 0),
+local died = cjson.encode({letter = letter, reason = fields.reason, attempt = whole(fields.attempt) or 0,
   worker = fields.worker})
+if f.err then redis.call('DEL', job) end -- no hash, so no job
 redis.call('HSET', job, 'requeued', letter, 'history', (f[4] and f[4] .. '\n' or '') .. died)
 redis.call('HDEL', job, 'letter', 'worker', 'started', 'crashes', 'not_before', 'deadline', 'retries')
 redis.call('PERSIST', job)
 redis.call('DEL', base .. 'log:' .. one.id, base .. 'result:' .. one.id)
 local about = about_of(one.about)
 one.about = table.concat({about.priority, about.tenant, '', about.ttl, about.max_retries}, ',')
-one.attempt = f[5] or fields.attempt or 0
+one.attempt = whole(f[5]) or whole(fields.attempt) or 0
 begin_lives({one})
 redis.call('XDEL', dead, letter)
 return {'queued'}

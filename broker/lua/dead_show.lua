@@ -5,6 +5,6 @@
 local letter = find_letter(ARGV[2])
 if not letter then return {} end
 local f = table_of(letter[2])
-local raw = f.raw or ''
-return {letter[1], f.id or '', f.reason or '', tonumber(f.attempt or 0), f.worker or '', #raw, raw,
-  f.id and redis.call('HGET', job_key(f.id), 'history') or ''}
+local raw, history = f.raw or '', redis.pcall('HGET', job_key(f.id or ''), 'history')
+return {letter[1], f.id or '', f.reason or '', whole(f.attempt) or 0, f.worker or '', #raw, raw,
+  type(history) == 'string' and history or ''}

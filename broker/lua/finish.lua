@@ -9,7 +9,7 @@ local replies, ended = {}, {}
 
 -- The answer for one job; what ends now goes on the list, its events are logged.
 local function ending(one)
-  local f = redis.call('HMGET', job_key(one.id), 'state', 'attempt', 'worker', 'cancel', unpack(OF_END))
+  local f = redis.pcall('HMGET', job_key(one.id), 'state', 'attempt', 'worker', 'cancel', unpack(OF_END))
   if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end
   if f[1] == one.state then return 'ok' end
   if f[1] ~= 'running' then return 'lost' end

@@ -14,8 +14,8 @@ local function ended_of(asked)
   for _, id in ipairs(asked) do results[#results + 1] = base .. 'result:' .. id end
   if redis.call('EXISTS', unpack(results)) == #results then return asked end
   for _, id in ipairs(asked) do
-    local state = redis.call('HGET', job_key(id), 'state')
-    if not state or TERMINAL[state] then ended[#ended + 1] = id end
+    local state = redis.pcall('HGET', job_key(id), 'state') -- an error: it is no hash, so no job
+    if type(state) ~= 'string' or TERMINAL[state] then ended[#ended + 1] = id end
   end
   return ended
 end

@@ -7,6 +7,20 @@
 local now = server_ms()
 local workers = base .. 'workers'
 
+-- Drop the oldest entries of a stream whose jobs are gone, or have another one. Those of jobs that ran are among them,
+-- which nobody would read again.
+local function sweep_stream(stream)
+  local priority, tenant = string.match(string.sub(stream, #base + 1), '^jobs:([^:]*):(.*)$')
+  local stray = {}
+  for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
+    local id = table_of(entry[2]).id
+    local known = id and standing(id, now)
+    if not known or known.entry ~= entry[1] then stray[#stray + 1] = entry[1] end
+    if id and not known then redis.call('DEL', base .. 'log:' .. id) end
+  end
+  if #stray > 0 then drop_entries(priority, tenant, stray) end
+end
+
 -- A job that neither a stream nor a lease holds would wait for ever: somebody trimmed or deleted a key. The counts
 -- tell that there is one once no tenant has work; a scan, one piece a heartbeat, finds it and hands it back.
 -- A whole scan that finds none while nothing is leased shows that the counts are wrong: job hashes were deleted.
@@ -16,17 +30,19 @@ local function sweep()
   local tenants = base .. 'tenants:'
   if tonumber(m[1] or 0) <= leased
     or redis.call('EXISTS', tenants .. 'high', tenants .. 'normal', tenants .. 'low') > 0 then return end
-  local step = redis.call('SCAN', m[2] or '0', 'MATCH', job_key('*'), 'COUNT', 1000)
+  local step = redis.call('SCAN', m[2] or '0', 'MATCH', base .. 'job*', 'COUNT', 1000)
   local cursor, found = step[1], 0
-  for _, job in ipairs(step[2]) do
-    local id, state = string.sub(job, #job_key('') + 1), redis.call('HGET', job, 'state')
-    if state and not TERMINAL[state] and not redis.call('ZSCORE', leases, id)
+  for _, key in ipairs(step[2]) do
+    local kind, id = string.match(string.sub(key, #base + 1), '^(jobs?):(.*)$')
+    if kind == 'jobs' then sweep_stream(key) end
+    local known = kind == 'job' and standing(id, now)
+    if known and not TERMINAL[known.state] and not redis.call('ZSCORE', leases, id)
       and not redis.call('ZSCORE', delayed, id) then
-      if state == 'running' then
+      if known.state == 'running' then
         -- Its owner may live where only the leases were lost: it has a minute to renew.
         redis.call('ZADD', leases, now + 60000, id)
       else
-        redis.call('ZADD', delayed, redis.call('HGET', job, 'not_before') or 0, id)
+        redis.call('ZADD', delayed, known.not_before, id)
       end
       found = found + 1
     end
@@ -42,7 +58,7 @@ end
 
 local beats = redis.call('HGETALL', workers)
 for i = 1, #beats, 2 do
-  if tonumber(string.match(beats[i + 1], '^%d+')) < now - tonumber(ARGV[4]) then
+  if (tonumber(string.match(beats[i + 1], '^%d+')) or 0) < now - tonumber(ARGV[4]) then
     redis.call('HDEL', workers, beats[i])
   end
 end

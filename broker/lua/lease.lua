@@ -12,22 +12,19 @@ local now = server_ms()
 local granted, granted_bytes = {}, 0
 local held = {} -- what ZADD takes: when each lease granted here lapses
 
--- What is known of a job, in one read; nothing where somebody put another type in its place, so that no entry can stop
--- the queue. A payload that somebody took out of the hash is empty here, which is no job, and ends as that.
+-- What is known of a job, in one read; nothing without one. A payload that somebody took out of the hash is empty here,
+-- which is no job, and ends as that.
 local function read_job(id)
-  local f = redis.pcall('HMGET', job_key(id), 'state', 'cancel', 'worker', 'attempt', 'crashes', 'started', 'payload',
-    'deadline', 'retries', 'about', 'entry')
-  local about = not f.err and about_of(f[10])
-  if not about then return {} end
-  return {state = f[1], cancel = f[2], worker = f[3], attempt = tonumber(f[4] or 0), crashes = tonumber(f[5] or 0),
-    started = tonumber(f[6]), payload = f[7] or '', deadline = tonumber(f[8] or 0), retries = tonumber(f[9] or 0),
-    about = about, entry = f[11]}
+  local f = redis.pcall('HMGET', job_key(id), 'cancel', 'worker', 'payload', unpack(STANDING))
+  local known = standing_of(id, f, 4, now) or {}
+  known.cancel, known.worker, known.payload = f[1], f[2], f[3] or ''
+  return known
 end
 
 -- Nobody has logged anything of a first attempt.
 local function describe(id, known)
   granted_bytes = granted_bytes + #known.payload
-  local logged = known.attempt > 1 and redis.call('LLEN', base .. 'log:' .. id) or 0
+  local logged = known.attempt > 1 and log_length(id) or 0
   return {id, known.attempt, known.crashes, logged, known.started, now, known.payload, known.deadline, known.retries,
     tonumber(known.about.max_retries)}
 end
@@ -62,21 +59,25 @@ local function has_room()
 end
 
 local function grant(id, known)
-  known.attempt, known.started = known.attempt + 1, known.started or now
+  known.attempt, known.started = known.attempt + 1, known.started > 0 and known.started or now
   redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
     'started', known.started)
   held[#held + 1], held[#held + 2] = now + lease_ms, id
   granted[#granted + 1] = describe(id, known)
 end
 
-local function overdue(id, known) return known.deadline > 0 and known.deadline <= now and expire(id, now) end
+local function overdue(id, known)
+  return known.deadline > 0 and known.deadline <= now and TERMINAL[expire(id, now).state]
+end
 
 local function reclaim()
   local lapsed = redis.call('ZRANGE', leases, '-inf', now, 'BYSCORE', 'LIMIT', 0, count)
   for _, id in ipairs(lapsed) do
     if not has_room() then break end
     local known = read_job(id)
-    if not known.state or TERMINAL[known.state] then
+    if not known.state then
+      lose(id, '')
+    elseif TERMINAL[known.state] then
       redis.call('ZREM', leases, id)
     elseif known.cancel then
       cancel_unowned(id, 'cancelled after its worker was lost', now)
@@ -108,8 +109,8 @@ local function settle(priority, tenant, entry)
   end
   local known = id and read_job(id)
   if not known or not known.state then
-    redis.call('XADD', dead, '*', 'id', id or '', 'reason', id and 'lost_payload' or 'not_a_job',
-      'raw', string.sub(cjson.encode(fields), 1, MOST_RAW))
+    local raw = string.sub(cjson.encode(fields), 1, MOST_RAW)
+    if id then lose(id, raw) else redis.call('XADD', dead, '*', 'id', '', 'reason', 'not_a_job', 'raw', raw) end
     drop_entries(priority, tenant, {entry[1]})
   elseif known.state ~= 'queued' or known.entry ~= entry[1] then
     drop_entries(priority, tenant, {entry[1]}) -- an entry somebody copied: its job has one of its own

@@ -6,7 +6,7 @@
 local worker = ARGV[2]
 
 local function publish(id, attempt, first, events)
-  local f = redis.call('HMGET', job_key(id), 'state', 'attempt', 'worker', 'cancel')
+  local f = redis.pcall('HMGET', job_key(id), 'state', 'attempt', 'worker', 'cancel')
   if f[1] ~= 'running' or f[2] ~= attempt or f[3] ~= worker then return {'lost', 0} end
   local logged, whole = logged_before(id, first)
   if not whole then return {'gap', logged} end

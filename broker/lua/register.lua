@@ -10,7 +10,7 @@ if bound and bound ~= ARGV[3] then
   local busy = tonumber(redis.call('HGET', meta, 'entries') or 0) > 0
   local beats = redis.call('HGETALL', base .. 'workers')
   for i = 1, #beats, 2 do
-    local at = tonumber(string.match(beats[i + 1], '^%d+'))
+    local at = tonumber(string.match(beats[i + 1], '^%d+')) or 0
     if beats[i] ~= ARGV[2] and at > now - tonumber(ARGV[4]) then busy = true end
   end
   if busy then return {'mismatch', bound} end

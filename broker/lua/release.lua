@@ -9,8 +9,9 @@ local released = 0
 for i = 3, #ARGV, 4 do
   local id = ARGV[i]
   local job, retry_in = job_key(id), tonumber(ARGV[i + 3])
-  local f = redis.call('HMGET', job, 'state', 'attempt', 'worker', 'cancel')
-  if f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker then
+  local f = redis.pcall('HMGET', job, 'state', 'attempt', 'worker', 'cancel')
+  local held = f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker
+  if held and standing(id, now).state == 'running' then
     redis.call('HINCRBY', job, 'crashes', ARGV[i + 2])
     if f[4] then
       cancel_unowned(id, 'cancelled while it was handed over', now)

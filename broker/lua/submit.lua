@@ -25,7 +25,8 @@ local all_new = not any_known(asked)
 -- The answer for one job; what is taken goes on the list. One may stand twice in a call.
 local function answer(one)
   local known = digests[one.id] and {digests[one.id], 'queued'} or all_new and {}
-    or redis.call('HMGET', job_key(one.id), 'digest', 'state')
+    or redis.pcall('HMGET', job_key(one.id), 'digest', 'state')
+  if known.err then redis.call('DEL', job_key(one.id)) end -- no hash, so no job
   if known[1] then return {known[1] == one.digest and 'same' or 'conflict', known[2]} end
   local full = no_room(room, #one.payload)
   if full then return full end

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from producer.cli import options
 from producer.cli.flags import Panelled
 
-group = typer.Typer(help="A queue as a whole: pause it, bound it, weigh its tenants.")
+if TYPE_CHECKING:
+    from producer.client import Client
+
+group = typer.Typer(help="A queue as a whole: pause it, clear it, bound it, weigh its tenants.")
 
 
 @group.command(cls=Panelled)
@@ -41,6 +45,61 @@ def _set_paused(paused: bool, queue: str, redis_url: str | None, as_json: bool) 
         print(json.dumps({"queue": queue, "paused": paused}))
     else:
         print(f"queue {queue}: {'paused' if paused else 'open'}")
+
+
+@group.command(cls=Panelled)
+def clear(
+    priority: Annotated[
+        str | None, typer.Option(metavar="high|normal|low", help="Only jobs of this priority.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Only this tenant's jobs.")] = None,
+    running: Annotated[bool, typer.Option("--running", help="Also cancel the jobs that run.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    queue: options.QueueName = "default",
+    redis_url: options.RedisUrl = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Cancel the jobs that wait. Asks before it does, on a terminal."""
+    from producer.client import Client
+    from protocol import PRIORITIES
+
+    level = options.one_of("--priority", priority, PRIORITIES)
+    with Client(redis_url, queue) as client:
+        if not yes:
+            _ask(client, running, narrowed=level is not None or tenant is not None)
+        cleared = client.clear(priority=level, tenant=tenant, running=running)
+    if as_json:
+        told = {"cancelled": cleared.cancelled, "cancelling": cleared.cancelling}
+        print(json.dumps({"queue": queue, **told}))
+        return
+    theirs = f", {cleared.cancelling:,} that run are being cancelled" if running else ""
+    print(f"queue {queue}: {cleared.cancelled:,} cancelled{theirs}")
+
+
+def is_at_a_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _ask(client: Client, running: bool, narrowed: bool) -> None:
+    """Have a user at a terminal agree.
+
+    Raises:
+        Refused: there is no terminal.
+        typer.Exit: they do not agree.
+    """
+    from producer.cli import exits, screen
+    from producer.refusal import Refused
+
+    name, found = client.queue.keys.queue, client.status()
+    jobs = f"{found.waiting:,} waiting" + (f" and {found.running:,} running" if running else "")
+    which = f"some of the {jobs}" if narrowed else f"the {jobs}"
+    if not is_at_a_terminal():
+        raise Refused(f"queue {name}: this would cancel {which} jobs for good; give --yes to do it")
+    print(f"queue {name}: cancel {which} jobs for good? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        screen.note("nothing was cancelled")
+        raise typer.Exit(exits.FAILED)
 
 
 @group.command(cls=Panelled)

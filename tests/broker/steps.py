@@ -9,6 +9,7 @@ from typing import Any
 
 from broker import calls
 from broker.calls import Lease
+from broker.clearing import Cleared, What, clearing
 from broker.keys import Keys
 from broker.queue import Queue
 from protocol import (
@@ -96,6 +97,19 @@ def finish_call(
 
 def end(queue: Queue, lease: Lease, logged: int = 0, text: str = "", **rest: Any) -> calls.Finished:
     return queue.run(finish_call(queue.keys, lease, logged, text, **rest))
+
+
+def clear(queue: Queue, what: What) -> Cleared:
+    """Cancel a queue's jobs, slice by slice."""
+    steps = clearing(queue.keys, what)
+    reply: Any = None
+    while True:
+        try:
+            call = steps.send(reply)
+        except StopIteration as through:
+            cleared: Cleared = through.value
+            return cleared
+        reply = queue.run(call)
 
 
 def lapse(queue: Queue, *ids: str) -> None:

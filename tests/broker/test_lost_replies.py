@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import broker
-from broker import batches, calls, dead_letters
+from broker import batches, calls, clearing, dead_letters
 from broker.calls import Handback, Submitted
 from broker.connection import connect, connect_async
 from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
-from broker.script import Call
+from broker.script import SHARED, Call
 from tests.broker.steps import (
     LONG_MS,
     MODEL,
@@ -40,7 +40,7 @@ from tests.servers import RealServer
 
 KEYS = Keys()
 SCRIPTS = sorted(
-    path.stem for path in (Path(broker.__file__).parent / "lua").glob("*.lua") if path.stem != "common"
+    path.stem for path in (Path(broker.__file__).parent / "lua").glob("*.lua") if path.stem not in SHARED
 )
 
 
@@ -165,6 +165,16 @@ def cancel_running(queue: Queue) -> Call[Any]:
     return calls.cancel(KEYS, leased(queue).id)
 
 
+def clear_waiting(queue: Queue) -> Call[Any]:
+    put(queue, "a", "b")
+    return clearing.clear(KEYS, clearing.What(), "normal:default", "0")
+
+
+def clear_running(queue: Queue) -> Call[Any]:
+    leased(queue)
+    return clearing.clear(KEYS, clearing.What(running=True), "leases", "0")
+
+
 def heartbeat(queue: Queue) -> Call[Any]:
     queue.run(calls.register(KEYS, "w1", MODEL))
     return calls.heartbeat(KEYS, "w1", {"slots": 4})
@@ -250,6 +260,9 @@ CASES = [
     # The job has ended by this cancel, and is said to have.
     Case("cancel", "waiting", cancel_waiting, told=("ended", "cancelled")),
     Case("cancel", "running", cancel_running),
+    # What is cancelled by this call is told by the next one, if by any: the numbers are for the screen.
+    Case("clear", "waiting", clear_waiting, told=(clearing.Cleared(0, 0), "")),
+    Case("clear", "running", clear_running),
     Case("heartbeat", "known", heartbeat),
     Case("heartbeat", "forgotten", heartbeat_of_a_forgotten_worker),
     Case("register", "first", lambda _: calls.register(KEYS, "w1", MODEL)),

@@ -13,10 +13,12 @@ import pytest
 
 from broker import calls, dead_letters
 from broker.calls import Handback
+from broker.clearing import What
 from broker.keys import PERMANENT, Keys
 from broker.queue import Queue
+from broker.script import SHARED
 from protocol import TERMINAL_STATES, Job
-from tests.broker.steps import LONG_MS, Worker, end, job, lapse, put
+from tests.broker.steps import LONG_MS, Worker, clear, end, job, lapse, put
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queue.md").read_text()
 LUA = resources.files("broker") / "lua"
@@ -141,6 +143,11 @@ def lapsed(queue: Queue) -> None:
     lapse(queue, "a")
 
 
+def spoilt(queue: Queue) -> None:
+    server: Any = queue.client
+    server.hset(KEYS.job("a"), "about", "nonsense")
+
+
 CONDITIONS: dict[str, tuple[Step, ...]] = {
     "": (),
     "`not_before` or `delay_s` is to come": (),
@@ -157,6 +164,9 @@ CONDITIONS: dict[str, tuple[Step, ...]] = {
     "past its deadline": (overdue,),
     "past its deadline, and the lease has lapsed": (overdue, lapsed),
     "a bulk run has its row on disk": (),
+    "somebody spoilt its hash": (spoilt,),
+    "somebody spoilt its hash, and its time has come": (spoilt, time_comes),
+    "somebody spoilt its hash, and the lease has lapsed": (spoilt, lapsed),
 }
 
 # -- what is done ----------------------------------------------------------------------------------------------
@@ -186,6 +196,7 @@ def act(queue: Queue, script: str, when: str, to: str) -> None:
         "finish": lambda q: ended(q, to, "why" if to == "dead" else ""),
         "dead_requeue": requeue,
         "forget": forget,
+        "clear": lambda q: clear(q, What(running=True)),
     }
     run[script](queue)
 
@@ -218,13 +229,13 @@ def drive(queue: Queue, start: str, script: str, when: str, to: str) -> None:
 
 CHANGES = re.compile(
     r"HSET', job[^\n]*'state'|DEL', (job_key|unpack\(jobs)"
-    r"|\b(begin_lives|end_jobs|end_unowned|cancel_unowned|expire|expire_overdue|release_due)\("
+    r"|\b(begin_lives|end_jobs|end_unowned|cancel_unowned|cancel_now|standing|standing_of|expire|expire_overdue|release_due)\("
 )
 
 
 def test_no_other_script_changes_a_state() -> None:
     scripts = {entry.name.removesuffix(".lua"): entry.read_text() for entry in LUA.iterdir()}
-    code = {name: re.sub(r"--[^\n]*", "", source) for name, source in scripts.items() if name != "common"}
+    code = {name: re.sub(r"--[^\n]*", "", source) for name, source in scripts.items() if name not in SHARED}
     assert {name for name in code if CHANGES.search(code[name])} == {
         script for _, script, _, _ in TRANSITIONS
     }
@@ -272,9 +283,9 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
 
 
 def test_the_bounds_are_those_of_the_scripts() -> None:
-    lease, common = (LUA / "lease.lua").read_text(), (LUA / "common.lua").read_text()
-    assert "MOST_DUE = 500 " in common
-    assert "MOST_EXPIRED = 100\n" in common
+    lease, standing = (LUA / "lease.lua").read_text(), (LUA / "standing.lua").read_text()
+    assert "MOST_DUE = 500 " in standing
+    assert "MOST_EXPIRED = 100\n" in standing
     assert "MOST_CLEARED = 1000 " in lease
     assert "MOST_BYTES = 16 * 1024 * 1024 " in lease
     assert f"{calls.DEFAULT_MAX_ENTRIES:,}" in PAGE

@@ -18,6 +18,7 @@ from broker.dead_letters import dead_list
 from broker.epoch import Epoch
 from broker.keys import Keys
 from broker.queue import Queue
+from broker.script import SHARED, load
 from broker.watch import follow
 from producer.bulk.stale import cancel_stale
 from producer.client import Client
@@ -41,7 +42,7 @@ PLAIN = {
 SCRIPTS = {
     "worker": {"register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
     "producer": {path.stem for path in LUA.glob("*.lua")}
-    - {"common", "register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
+    - {*SHARED, "register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
     "watcher": {"look"},
 }
 
@@ -53,9 +54,8 @@ def rules() -> dict[str, list[str]]:
 
 
 def commands(script: str) -> set[str]:
-    """What a script with the shared part in front may run."""
-    source = (LUA / "common.lua").read_text() + (LUA / f"{script}.lua").read_text()
-    source = re.sub(r"--.*", "", source)
+    """What a script with the shared parts in front may run."""
+    source = re.sub(r"--.*", "", load(script).source)
     found = re.findall(r"redis\.p?call\('(\w+)'(?:, *'(CREATE)')?", source)
     return {command.lower() + (f"|{sub.lower()}" if sub else "") for command, sub in found}
 

@@ -186,7 +186,7 @@ def test_no_time_to_live_means_keep(queue: Queue, ttl: int | None) -> None:
 def test_after_its_time_the_job_is_unknown_and_its_id_is_free(queue: Queue) -> None:
     ended(queue, result_ttl_s=0.03)
     client: Any = queue.client
-    while client.exists(KEYS.job("a")):
+    while client.exists(KEYS.job("a"), KEYS.log("a"), KEYS.result("a")):
         pass
     assert queue.run(calls.look(KEYS, "a")) == calls.Look(None, None, 0, "")
     assert queue.run(calls.cancel(KEYS, "a")) == ("unknown", None)

@@ -1,0 +1,251 @@
+"""Jobs whose keys somebody changed by hand: every script lives with them, the other jobs go on, and nothing is left.
+
+put good ones --> bring `a` to a place --> spoil it --> call a script, twice --> time passes, a worker ends the rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from broker import calls, clearing, dead_letters
+from broker.calls import Handback
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
+from broker.script import Call
+from tests.broker.steps import (
+    LONG_MS,
+    MODEL,
+    Worker,
+    counts,
+    end,
+    finish_call,
+    job,
+    key_names,
+    put,
+    say,
+    tokens,
+)
+from tests.broker.steps import dead_letters as letters_of
+from tests.conftest import shared_server
+from tests.leaks import assert_nothing_leaked
+from tests.servers import RealServer
+
+KEYS = Keys()
+JOB = KEYS.job("a")
+Step = Callable[[Queue], object]
+
+
+@pytest.fixture
+def valkey(_session_servers: dict[str, RealServer]) -> Iterator[Queue]:
+    """A queue on the server that comes along; the cases empty it themselves."""
+    opened = Queue(connect(shared_server("valkey", _session_servers).url), KEYS)
+    yield opened
+    opened.client.flushall()
+    opened.close()
+
+
+# -- where the job is ------------------------------------------------------------------------------------------
+
+
+def submitted(queue: Queue, **times: Any) -> None:
+    put(queue, "a", deadline_in_s=3600.0, run="r", **times)
+
+
+def leased(queue: Queue) -> None:
+    submitted(queue)
+    lease = Worker(queue).lease_one()
+    say(queue, lease, 1, "x", "y")
+
+
+def released(queue: Queue, retry_in_ms: int = 0) -> None:
+    leased(queue)
+    queue.run(calls.release(KEYS, "w1", [Handback("a", 1, retry_in_ms=retry_in_ms)]))
+
+
+def dead(queue: Queue) -> None:
+    leased(queue)
+    lease = calls.Lease("a", 1, 0, 2, 0, 0, b"", worker="w1")
+    assert end(queue, lease, 2, "xy", state="dead", dead_reason="why") == "ok"
+
+
+PLACES: dict[str, Step] = {
+    "in line": submitted,
+    "for its time": lambda queue: submitted(queue, delay_s=1800.0),
+    "running": leased,
+    "handed back": released,
+    "tried again": lambda queue: released(queue, 60_000),
+    "dead": dead,
+}
+
+# -- how it is spoilt ------------------------------------------------------------------------------------------
+
+FIELDS = (
+    *(
+        "state",
+        "about",
+        "entry",
+        "bytes",
+        "attempt",
+        "crashes",
+        "retries",
+        "not_before",
+        "deadline",
+        "started",
+    ),
+    *("worker", "cancel", "payload", "digest", "letter", "requeued", "history"),
+)
+VALUES = (b"", b"-1", b"9" * 20, b"nobody,default,,1000,3")
+LOOKS_RIGHT = ("entry is b''",)
+"""What no script can tell from a job that has no entry yet."""
+TYPES: dict[str, Callable[[Any, str], object]] = {
+    "string": lambda server, key: server.set(key, "x"),
+    "list": lambda server, key: server.rpush(key, "x"),
+    "nothing": lambda server, key: server.delete(key),
+}
+
+
+def in_place(key: str, kind: str) -> Step:
+    def put_there(queue: Queue) -> None:
+        queue.client.delete(key)
+        TYPES[kind](queue.client, key)
+
+    return put_there
+
+
+def field_is(name: str, value: bytes) -> Step:
+    return lambda queue: queue.client.hset(JOB, name, value)
+
+
+FAULTS: dict[str, Step] = {
+    **{f"{name} is nonsense": field_is(name, b"nonsense") for name in FIELDS},
+    "no hash": in_place(JOB, "nothing"),
+    "a string for a hash": in_place(JOB, "string"),
+    "a string for a log": in_place(KEYS.log("a"), "string"),
+    "a log of nonsense": in_place(KEYS.log("a"), "list"),
+    "a list for a result": in_place(KEYS.result("a"), "list"),
+}
+MORE_FAULTS: dict[str, Step] = {
+    **{f"no {name}": lambda queue, name=name: queue.client.hdel(JOB, name) for name in FIELDS},
+    **{f"{name} is {value[:9]!r}": field_is(name, value) for name in FIELDS for value in VALUES},
+    "about without retries": field_is("about", b"normal,default,,1"),
+    "bytes in the wrong writing": field_is("bytes", b"1e300"),
+    "nothing but a field": lambda queue: (in_place(JOB, "nothing")(queue), field_is("x", b"y")(queue)),
+}
+for looks_right in LOOKS_RIGHT:
+    del MORE_FAULTS[looks_right]
+QUICK = ("state is nonsense", "about is nonsense", "entry is nonsense", "bytes is nonsense", "no hash")
+QUICK += ("a string for a hash", "a string for a log")
+
+# -- what is called --------------------------------------------------------------------------------------------
+
+LEASE = calls.Lease("a", 1, 0, 2, 0, 0, b"", worker="w1")
+SCRIPTS: dict[str, tuple[str, Callable[[Queue], Call[Any]]]] = {
+    "lease": ("in line", lambda _: calls.lease(KEYS, "w7", 1, 1, LONG_MS)),
+    "heartbeat": ("for its time", lambda _: calls.heartbeat(KEYS, "w7", {})),
+    "renew": ("running", lambda _: calls.renew(KEYS, "w1", LONG_MS, [("a", 1)])),
+    "publish": ("running", lambda _: calls.publish(KEYS, "w1", "a", 1, 3, tokens(LEASE, 3, "z"))),
+    "finish": ("running", lambda _: finish_call(KEYS, LEASE, 2, "xy")),
+    "release": ("running", lambda _: calls.release(KEYS, "w1", [Handback("a", 1, True)])),
+    "release to be tried again": (
+        "running",
+        lambda _: calls.release(KEYS, "w1", [Handback("a", 1, retry_in_ms=60_000)]),
+    ),
+    "cancel": ("handed back", lambda _: calls.cancel(KEYS, "a")),
+    "clear": ("handed back", lambda _: clearing.clear(KEYS, clearing.What(running=True), "leases", "0")),
+    "look": ("tried again", lambda _: calls.look(KEYS, "a")),
+    "submit": ("in line", lambda _: calls.submit(KEYS, job("a", run="r"))),
+    "forget": ("dead", lambda _: calls.forget(KEYS, "r", [("a", "")])),
+    "dead_requeue": ("dead", lambda queue: dead_letters.dead_requeue(KEYS, a_letter(queue), job("a"))),
+    "dead_show": ("dead", lambda _: dead_letters.dead_show(KEYS, "a")),
+    "dead_list": ("dead", lambda _: dead_letters.dead_list(KEYS, 5)),
+    "dead_purge": ("dead", lambda _: dead_letters.dead_purge(KEYS, ["a"])),
+    "register": ("in line", lambda _: calls.register(KEYS, "w7", MODEL)),
+    "status": ("in line", lambda _: calls.status(KEYS)),
+}
+"""A place where the job is as a rule when the script meets it, and the call."""
+
+
+def a_letter(queue: Queue) -> str:
+    raw: Any = queue.client.xrevrange(KEYS.dead, count=1)
+    return str(raw[0][0].decode()) if raw else "1-1"
+
+
+# -- what must hold --------------------------------------------------------------------------------------------
+
+
+def time_passes(queue: Queue) -> None:
+    """Whatever somebody waits for: it is over."""
+    server: Any = queue.client
+    with server.pipeline(transaction=False) as pipe:
+        for times in (KEYS.leases, KEYS.delayed, KEYS.deadlines):
+            pipe.zrange(times, 0, -1)
+        for times, names in zip((KEYS.leases, KEYS.delayed, KEYS.deadlines), pipe.execute(), strict=True):
+            if names:
+                server.zadd(times, dict.fromkeys(names, 1))
+
+
+def end_all(queue: Queue) -> list[str]:
+    """A worker ends what there is; how the good ones ended."""
+    worker = Worker(queue, "w9")
+    for _ in range(4):
+        time_passes(queue)
+        queue.run(calls.heartbeat(KEYS, "w9", {}))
+        for lease in worker.lease(5):
+            assert end(queue, lease, lease.logged) == "ok"
+    return [str(queue.run(calls.look(KEYS, name)).state) for name in ("good", "soon", "a")][:2]
+
+
+def drive(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[Any]]) -> None:
+    queue.client.flushall()
+    PLACES[place](queue)
+    put(queue, "good")
+    put(queue, "soon", delay_s=1800.0)
+    made = call(queue)
+    spoil(queue)
+    queue.run(made)
+    queue.run(made)
+    assert end_all(queue) == ["succeeded"] * 2
+    letters = [letter for letter in letters_of(queue) if letter["reason"] in (b"spoilt_job", b"lost_payload")]
+    assert len(letters) <= 1
+    assert counts(queue) == (0, 0)
+    if place == "dead":
+        queue.client.delete(
+            KEYS.log("a"), KEYS.result("a")
+        )  # what a hand puts there is the hand's to take away
+    assert_nothing_leaked(queue.client)
+    work = ("jobs:", "tenants:", "leases", "delayed", "deadlines")
+    assert [
+        name for name in key_names(queue) if name.startswith(tuple(KEYS.base + kind for kind in work))
+    ] == []
+
+
+def drive_all(queue: Queue, places: list[str], faults: dict[str, Step], call: Any) -> None:
+    wrong = []
+    for place in places:
+        for fault, spoil in faults.items():
+            try:
+                drive(queue, place, spoil, call)
+            except Exception as error:
+                wrong.append((place, fault, f"{type(error).__name__}: {error}"[:300]))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_spoilt_job_stops_nobody(valkey: Queue, script: str) -> None:
+    place, call = SCRIPTS[script]
+    drive_all(valkey, [place], {fault: FAULTS[fault] for fault in QUICK}, call)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "script", [name for name in SCRIPTS if name not in ("status", "register", "dead_list")]
+)
+def test_a_spoilt_job_stops_nobody_wherever_it_is(valkey: Queue, script: str) -> None:
+    place, call = SCRIPTS[script]
+    drive_all(valkey, [place], {**FAULTS, **MORE_FAULTS}, call)
+    if script in ("lease", "heartbeat", "look", "cancel"):
+        drive_all(valkey, [*PLACES], FAULTS, call)
