@@ -8,11 +8,6 @@ from collections.abc import Iterable
 from broker.script import Arg
 from protocol import Job
 
-LONGEST_MS = 100 * 365 * 24 * 3600 * 1000
-"""A longer time from now is cut to this: the server refuses times it cannot add, and only when the job ends."""
-LATEST_MS = 10**14 - 1
-"""A later moment is cut to this, in the year 5138: Lua writes 14 digits of a number."""
-
 
 def job_args(job: Job) -> tuple[Arg, ...]:
     """A job as `lua/submit.lua` and `lua/dead_requeue.lua` take it."""
@@ -29,10 +24,7 @@ def payload_bytes(args: tuple[Arg, ...]) -> int:
 
 def _times(job: Job) -> str:
     """Empty for a job that may start at once and has no deadline."""
-    times = (
-        *(_ms(job.not_before, LATEST_MS), _ms(job.delay_s)),
-        *(_ms(job.deadline, LATEST_MS), _ms(job.deadline_in_s)),
-    )
+    times = (_ms(job.not_before), _ms(job.delay_s), _ms(job.deadline), _ms(job.deadline_in_s))
     return _joined(times) if any(times) else ""
 
 
@@ -41,5 +33,5 @@ def _joined(parts: Iterable[str | int]) -> str:
     return ",".join(map(str, parts))
 
 
-def _ms(seconds: float | None, most: int = LONGEST_MS) -> int:
-    return math.ceil(min((seconds or 0) * 1000, most))
+def _ms(seconds: float | None) -> int:
+    return math.ceil((seconds or 0) * 1000)

@@ -173,7 +173,7 @@ def limits_call(keys: Keys, max_entries: int | None, max_bytes: int | None) -> C
     """
     for name, most in (("max_entries", max_entries), ("max_bytes", max_bytes)):
         if most is not None and not 0 <= most <= 1 << 53:
-            raise _invalid(f"{name} is {most}: give a number above 0, or 0 for the default")
+            raise _invalid(f"{name} is {most}: give a number from 1 to {1 << 53:,}, or 0 for the default")
     return calls.limits(keys, max_entries, max_bytes)
 
 

@@ -35,7 +35,12 @@ def _prompt_kind(prompt: Any) -> str:
     return "texts" if isinstance(first, str) else "lists of ids" if isinstance(first, list) else "ids"
 
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+LONGEST_S = 100 * 365 * 24 * 3600
+"""The longest time from now: 100 years. A server refuses times it cannot add, and only when the job ends."""
+LATEST_S = 10**11 - 1
+"""The last moment, in the year 5138: in ms it has the 14 digits that Lua writes of a number."""
+Duration = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
+Moment = Annotated[float, Field(ge=0, le=LATEST_S, allow_inf_nan=False)]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
@@ -88,16 +93,16 @@ class Job(BaseModel):
     """Refuse to be answered by a model of another name. None: whatever the queue serves."""
     stream: Flag = True
     """False: nobody watches token by token, so the log is written in larger pieces."""
-    result_ttl_s: Annotated[float, Field(ge=0)] | None = DEFAULT_RESULT_TTL_S
+    result_ttl_s: Duration | None = DEFAULT_RESULT_TTL_S
     """How long the result is kept after the end, in seconds. 0 or None: until it is deleted."""
 
-    not_before: Seconds | None = None
+    not_before: Moment | None = None
     """When it may start, in seconds since the epoch by the server's clock."""
-    delay_s: Seconds | None = None
+    delay_s: Duration | None = None
     """The same, in seconds from its submission."""
-    deadline: Seconds | None = None
+    deadline: Moment | None = None
     """When it is no longer wanted, as `not_before`: it never starts after it, and is stopped at it."""
-    deadline_in_s: Seconds | None = None
+    deadline_in_s: Duration | None = None
     """The same, in seconds from its submission."""
     max_retries: Annotated[int, Field(strict=True, ge=0, le=100)] = DEFAULT_MAX_RETRIES
     """How often it is tried again after an error that can pass (`protocol.errors.MAY_PASS`)."""

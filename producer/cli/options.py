@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, TypeVar
@@ -23,7 +22,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 
-def moment(text: str | None) -> float | None:
+def moment(option: str, text: str | None) -> float | None:
     """Seconds since the epoch, as such or as a date and time.
 
     Raises:
@@ -38,12 +37,20 @@ def moment(text: str | None) -> float | None:
             given = datetime.fromisoformat(text)
         except ValueError:
             raise typer.BadParameter(
-                f"{text!r} is no moment: give 2030-01-31T08:00Z, or seconds since 1970"
+                f"{option}: {text!r} is no moment: give 2030-01-31T08:00Z, or seconds since 1970"
             ) from None
         if given.tzinfo is None:
-            raise typer.BadParameter(f"{text!r} has no time zone: write {text}Z or {text}+01:00") from None
+            raise typer.BadParameter(
+                f"{option}: {text!r} has no time zone: write {text}Z or {text}+01:00"
+            ) from None
         value = given.timestamp()
-    return seconds(value)
+    from protocol.job import LATEST_S
+
+    if not 0 <= value <= LATEST_S:
+        raise typer.BadParameter(
+            f"{option}: {text!r} is no moment: give seconds since 1970, from 0 to {LATEST_S:,}"
+        )
+    return value
 
 
 def one_of(option: str, given: str | None, words: Sequence[W]) -> W | None:
@@ -66,6 +73,12 @@ def seconds(value: float | None) -> float | None:
     Raises:
         typer.BadParameter: it is none.
     """
-    if value is not None and not (math.isfinite(value) and value >= 0):
-        raise typer.BadParameter(f"{value} is no time to wait: give seconds, 0 or more")
+    if value is None:
+        return None
+    from protocol.job import LONGEST_S
+
+    if not 0 <= value <= LONGEST_S:
+        raise typer.BadParameter(
+            f"{value} is no time to wait: give seconds from 0 to {LONGEST_S:,} (100 years)"
+        )
     return value

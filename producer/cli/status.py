@@ -48,13 +48,16 @@ def status(
 
     deadline = time.monotonic() + (wait_ready or 0.0)
     with Client(redis_url, queue, patience_s=wait_ready or 0.0) as client:
-        found = client.status() if wait_ready is None else _when_ready(client, deadline)
+        found = client.status()
+        if wait_ready and not _alive(found):
+            screen.note(f"waiting for a worker of queue {queue}: {_why_none(found)}")
+            found = _when_ready(client, deadline)
     if as_json:
         print(json.dumps(_as_dict(queue, found)))
     else:
         _show(queue, found)
     if wait_ready is not None and not _alive(found):
-        screen.note(f"no worker serves queue {queue} after {wait_ready:g} s")
+        screen.note(f"no worker serves queue {queue} after {wait_ready:g} s: {_why_none(found)}")
         raise typer.Exit(exits.FAILED)
 
 
@@ -63,6 +66,17 @@ def _when_ready(client: Client, deadline: float) -> Status:
     while not _alive(found := client.status()) and (left_s := deadline - time.monotonic()) > 0:
         time.sleep(min(_LOOK_EVERY_S, left_s))
     return found
+
+
+def _why_none(found: Status) -> str:
+    """What is known of the workers, none of which is alive. One that loads its model has not come yet."""
+    if not found.workers:
+        return (
+            "none has come yet; one that loads its model comes once it is ready, its log says how far it is"
+        )
+    last = min(found.workers, key=lambda beat: beat.age_ms)
+    model = printable(last.info.get("model", "a model that it has not told"))
+    return f"the last was {printable(last.worker)} with {model}, heard of {last.age_ms / 1000:.0f} s ago"
 
 
 def _alive(found: Status) -> list[WorkerBeat]:

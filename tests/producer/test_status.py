@@ -6,9 +6,14 @@ import json
 
 import pytest
 
+from broker import calls
 from broker.calls import Status, WorkerBeat
+from broker.connection import connect
+from broker.keys import Keys
+from broker.queue import Queue
 from producer.cli.status import _as_dict, _show
 from protocol import Fingerprint
+from tests.producer.program import Program
 
 LATELY = {
     "tokens_per_s": 1020.0,
@@ -101,3 +106,23 @@ def test_scripts_get_every_counter() -> None:
     told = json.loads(json.dumps(_as_dict("default", status(lately=LATELY, engine={"steps": 9}))))
     assert told["workers"][0]["lately"] == LATELY
     assert told["workers"][0]["engine"] == {"steps": 9}
+
+
+def test_who_waits_for_a_worker_is_told_what_for(program: Program, url: str) -> None:
+    waited = program("status", "--wait-ready", "0.01", "--json")
+    assert (waited.returncode, json.loads(waited.stdout)["workers"]) == (1, [])
+    first, last = waited.stderr.splitlines()
+    assert first.startswith(
+        "millstream: waiting for a worker of queue default: none has come yet; one that loads"
+    )
+    assert last.startswith("millstream: no worker serves queue default after 0.01 s: none has come yet; ")
+    assert program("status", "--wait-ready", "0").stderr.count("\n") == 1
+    queue = Queue(connect(url), Keys())
+    queue.run(calls.register(queue.keys, "w1", Fingerprint(name="tiny")))
+    assert program("status", "--wait-ready", "5").stderr == ""
+    at = int(queue.client.time()[0]) * 1000 - 450_000
+    queue.client.hset(queue.keys.workers, "w1", f'{at} {{"model": "tiny"}}')
+    gone = program("status", "--wait-ready", "0.01")
+    assert (gone.returncode, len(gone.stderr.splitlines())) == (1, 2)
+    assert "the last was w1 with tiny, heard of 4" in gone.stderr
+    queue.close()

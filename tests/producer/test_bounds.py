@@ -1,0 +1,84 @@
+"""Numbers that no job can have: refused before anything is sent, with the field and what it takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import redis
+
+from millstream import Client
+from protocol import RequestError
+from protocol.job import LATEST_S, LONGEST_S
+from tests.producer.program import Program
+
+DURATIONS = ("delay_s", "deadline_in_s", "result_ttl_s")
+MOMENTS = ("not_before", "deadline")
+NO_NUMBERS = (math.nan, math.inf, -math.inf)
+WHOLE = {"max_retries": 100, "n": 128, "seed": 2**64 - 1, "logprobs": 20, "prompt_logprobs": 20}
+"""Fields that take whole numbers, and the largest each takes."""
+
+
+def is_refused(client: Client, said: str, **fields: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        client.submit("p", **fields)
+    (name,) = fields
+    assert name in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_time_is_beyond_what_the_server_holds(url: str) -> None:
+    with Client(url) as client:
+        for fields, most in ((DURATIONS, LONGEST_S), (MOMENTS, LATEST_S)):
+            for name in fields:
+                for value in (most + 1, 1e300, 2**63, 10**400):
+                    is_refused(client, str(most) if value < 1e301 else "", **{name: value})
+                for value in NO_NUMBERS:
+                    is_refused(client, "finite", **{name: value})
+                is_refused(client, "0", **{name: -1})
+        assert list(client.queue.client.scan_iter()) == []
+
+
+def test_the_last_times_are_held_to_the_end(url: str) -> None:
+    with Client(url) as client:
+        for name in DURATIONS:
+            client.submit("p", id=name, **{name: LONGEST_S})
+        for name in MOMENTS:
+            client.submit("p", id=name, **{name: LATEST_S})
+        assert client.status().delayed == 2
+        assert client.clear().cancelled == 5
+        assert client.job("deadline").result(timeout=0).state == "cancelled"
+        assert 0 < client.queue.client.pttl(client.queue.keys.job("result_ttl_s")) <= LONGEST_S * 1000
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_whole_number_is_too_large_or_none(url: str, name: str) -> None:
+    with Client(url) as client:
+        for value in (WHOLE[name] + 1, 2**64, 10**400, 1e300, *NO_NUMBERS, -(2**63)):
+            is_refused(client, "", **{name: value})
+        assert list(client.queue.client.scan_iter()) == []
+
+
+def test_a_queue_holds_no_more_than_can_be_counted(url: str) -> None:
+    with Client(url) as client:
+        for value in (-1, 2**53 + 1, 2**63, math.nan, math.inf):
+            most: Any = value
+            with pytest.raises(
+                RequestError, match=r"max_bytes is .*: give a number from 1 to 9,007,199,254,740,992"
+            ):
+                client.limits(max_bytes=most)
+        assert client.limits(max_entries=2**53).max_entries == 2**53
+
+
+@pytest.mark.parametrize("flag", ["--delay", "--deadline-in", "--not-before", "--deadline", "--wait"])
+def test_flags_say_what_they_take(program: Program, url: str, flag: str) -> None:
+    for value in ("1e300", "inf", "nan", "-1", "9223372036854775808"):
+        done = program("submit", "p", f"{flag}={value}")
+        assert (done.returncode, done.stdout) == (2, "")
+        said = " ".join(done.stderr.split())
+        assert flag in said
+        assert "from 0 to" in said
+    with redis.Redis.from_url(url) as client:
+        assert list(client.scan_iter()) == []
