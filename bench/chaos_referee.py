@@ -20,7 +20,7 @@ from broker.connection import connect_async
 from broker.keys import PERMANENT, Keys
 from broker.queue import AsyncQueue
 from broker.script import Call
-from protocol import decode_event
+from protocol import Result, decode_event
 from worker.quarantine import ALONE_AFTER
 
 T = TypeVar("T")
@@ -78,10 +78,10 @@ class Referee:
         after = "-"
         while True:
             entries: Any = await self.ask(partial(self.client.xrange, self.keys.done(RUN), after))
-            for entry, states in entries:
+            for entry, results in entries:
                 after = f"({entry.decode()}"
-                for job_id, state in states.items():
-                    self._note_end(job_id.decode(), state.decode(), entry.decode())
+                for job_id, raw in results.items():
+                    self._note_end(job_id.decode(), Result.decode(raw).state, entry.decode())
                 self.news.set()
             await asyncio.sleep(LOOK_AGAIN_S)
 

@@ -196,26 +196,26 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
 
     def read(reply: list[Any]) -> Leased:
         granted, next_ms = reply
-        return Leased([_lease(grant, worker) for grant in granted], None if next_ms < 0 else next_ms)
+        numbers = {text: _numbers(text) for text in {text for _, _, text in granted}}
+        leases = [
+            Lease(id=_text(job_id), payload=payload, worker=worker, **numbers[text])
+            for job_id, payload, text in granted
+        ]
+        return Leased(leases, None if next_ms < 0 else next_ms)
 
     return Call(load("lease"), keys.meta, (keys.base, worker, number, count, lease_ms), read)
 
 
-def _lease(grant: list[Any], worker: str) -> Lease:
-    id_, attempt, crashes, logged, started_ms, leased_ms, payload, deadline_ms, retries, most = grant
-    return Lease(
-        _text(id_),
-        attempt,
-        crashes,
-        logged,
-        started_ms,
-        leased_ms,
-        payload,
-        deadline_ms or None,
-        retries,
-        most,
-        worker,
-    )
+_NUMBERS = (
+    *("attempt", "crashes", "logged", "started_ms", "leased_ms"),
+    *("deadline_ms", "retries", "max_retries"),
+)
+
+
+def _numbers(text: bytes) -> dict[str, Any]:
+    """The fields of a lease that are numbers."""
+    numbers: dict[str, Any] = dict(zip(_NUMBERS, map(int, text.split(b",")), strict=True))
+    return numbers | {"deadline_ms": numbers["deadline_ms"] or None}
 
 
 def renew(keys: Keys, worker: str, lease_ms: int, held: Sequence[tuple[str, int]]) -> Call[list[Renewed]]:

@@ -1,7 +1,6 @@
 """The completions of one bulk run, read as they are announced.
 
-done:<run>   {id: state, ...} {...} ...      an entry for jobs that ended together; read from the last one seen
-result:<id>                                  fetched beside it
+done:<run>   {id: result, ...} {...} ...     an entry for jobs that ended together; read from the last one seen
 forget                                       once the rows are durable elsewhere
 """
 
@@ -26,17 +25,17 @@ LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """One ended job. `raw` None: its result had expired before it was read."""
+    """One ended job."""
 
     entry: str
     id: str
-    raw: bytes | None
+    raw: bytes
     """The result as it is stored."""
 
     @property
-    def result(self) -> Result | None:
+    def result(self) -> Result:
         """The result, checked."""
-        return Result.decode(self.raw) if self.raw is not None else None
+        return Result.decode(self.raw)
 
 
 class Completions:
@@ -61,11 +60,13 @@ class Completions:
         entries = _entries(reply)
         if not entries:
             return []
-        ended = [(entry.decode(), job_id.decode()) for entry, states in entries for job_id in states]
-        raws: Any = self._queue.client.mget([self._queue.keys.result(job_id) for _, job_id in ended])
-        self._after = ended[-1][0]
-        found = [Completion(*one, raw) for one, raw in zip(ended, raws, strict=True)]
-        self._unforgotten |= Counter(one.entry for one in found if one.raw is not None)
+        found = [
+            Completion(entry.decode(), job_id.decode(), raw)
+            for entry, results in entries
+            for job_id, raw in results.items()
+        ]
+        self._after = found[-1].entry
+        self._unforgotten |= Counter(one.entry for one in found)
         return found
 
     def rewind(self) -> None:

@@ -16,8 +16,8 @@ GROUP = "workers"
 """The consumer group of every job stream."""
 PERMANENT = ("meta", "workers", "weights", "dead", "done:*", "batches", "batch:*")
 """Keys, after a queue's base, that have no expiry and stand there without a job: the queue's own, dead letters until
-they are purged, a bulk run's completions until the run ends, batches until their retention is over. Every other key
-lives with a job that has not ended, or expires."""
+they are purged, completions of a bulk run that keeps its results until the run ends, batches until their retention is
+over. Every other key lives with a job that has not ended, or expires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ class Keys:
         return f"{self.base}tokens:{job_id}"
 
     def result(self, job_id: str) -> str:
-        """String: the `Result`, as JSON."""
+        """String: the `Result`, as JSON, of a job that is of no bulk run."""
         return f"{self.base}result:{job_id}"
 
     def done(self, run: str) -> str:
-        """Stream: completions of one bulk run."""
+        """Stream: completions of one bulk run, with the results."""
         return f"{self.base}done:{run}"
 
     @property

@@ -8,7 +8,8 @@
 --   <base>job:<id>         hash    payload digest about state entry bytes; once leased attempt worker started (ms, server
 --                                  clock); where there is such a thing cancel crashes retries not_before deadline (ms)
 --                                  letter requeued history. `about` is what never changes of it:
---                                  "priority,tenant,run,ttl,max_retries", the last two numbers, each as it was submitted
+--                                  "priority,tenant,run,ttl,max_retries", the last two numbers, each as it was submitted.
+--                                  `entry` is that of its stream; once it has ended, that of its run's
 --   <base>jobs:<p>:<t>     stream  {id}; consumer group "workers"; deleted when empty
 --   <base>tenants:<p>      zset    tenant -> virtual time, while it has undelivered entries
 --   <base>leases           zset    id -> server time (ms) at which the lease lapses; 0 = handed back
@@ -19,8 +20,9 @@
 --   <base>lease:<worker>   string  the last lease reply of a worker, so that it can be repeated; expires
 --   <base>log:<id>         list    events, index = seq - 1
 --   <base>tokens:<id>      channel the same events
---   <base>result:<id>      string  the result, JSON
---   <base>done:<run>       stream  {id: state, ...}: completions of one bulk run, an entry for those that ended together
+--   <base>result:<id>      string  the result, JSON, of a job that is of no bulk run
+--   <base>done:<run>       stream  {id: result, ...}: completions of one bulk run, an entry for those that ended together;
+--                                  expires with the last of them
 --   <base>batches          zset    batch id -> server time (ms) of its submission
 --   <base>batch:<id>       hash    of a batch: status ending slice total completed failed errors folder, times (s, server
 --                                  clock), webhook: see batch_*.lua and broker/batches.py
@@ -54,7 +56,7 @@ local function stream_key(priority, tenant) return base .. 'jobs:' .. priority .
 
 -- A whole number that Lua writes again as it stands; nil or false for anything else.
 local function whole(text)
-  return text and #text <= 14 and string.match(text, '^%d+$') and tonumber(text)
+  return text and #text <= 14 and string.find(text, '^%d+$') and tonumber(text)
 end
 
 -- The field `about`, read: jobs of one run mostly have the same, which is taken apart once. Nil for what is none.
@@ -66,7 +68,8 @@ local function about_of(text)
     local priority, tenant, run, ttl, max_retries = string.match(text,
       '^([^,]*),([^,]*),([^,]*),(%d+),(%d+)$')
     abouts[text] = PRIORITIES[priority or ''] and whole(ttl) and whole(max_retries)
-      and {priority = priority, tenant = tenant, run = run, ttl = ttl, max_retries = max_retries}
+      and {priority = priority, tenant = tenant, run = run, ttl = ttl, max_retries = max_retries,
+        kept_ms = ttl == '0' and math.huge or tonumber(ttl)}
   end
   return abouts[text]
 end
@@ -181,8 +184,8 @@ end
 -- Whether a job's field `entry` is one: '' or the id of an entry.
 local function is_entry(text)
   if not text or text == '' then return text == '' end
-  local ms, seq = string.match(text, '^(%d+)%-(%d+)$')
-  return ms and #ms < 20 and #seq < 20
+  local dash = string.find(text, '^%d+%-%d+$') and string.find(text, '-', 1, true)
+  return dash and dash <= 20 and #text - dash < 20
 end
 
 -- `about` as a job's payload has it, which says the same, for a job whose field somebody spoilt.
@@ -223,14 +226,36 @@ end
 -- of its own.
 local function store_end(one)
   local job, ttl = job_key(one.id), one.about.ttl
-  redis.call('HSET', job, 'state', one.state, 'payload', '')
+  if one.announced then
+    redis.call('HSET', job, 'state', one.state, 'payload', '', 'entry', one.announced)
+  else
+    redis.call('HSET', job, 'state', one.state, 'payload', '')
+    redis.call('SET', base .. 'result:' .. one.id, one.result, unpack(ttl ~= '0' and {'PX', ttl} or {}))
+  end
   if one.marked then redis.call('HDEL', job, 'cancel') end
   if ttl ~= '0' then
-    redis.call('SET', base .. 'result:' .. one.id, one.result, 'PX', ttl)
     redis.call('PEXPIRE', job, ttl)
     if one.has_log then redis.call('PEXPIRE', base .. 'log:' .. one.id, ttl) end
-  else
-    redis.call('SET', base .. 'result:' .. one.id, one.result)
+  end
+end
+
+-- Announce jobs of a bulk run that end, with their results; each learns the entry that has its own. The run's stream lasts
+-- as long as any of them is kept.
+local function announce(run, ended)
+  local stream, said, longest = base .. 'done:' .. run, {}, 0
+  for i, one in ipairs(ended) do
+    said[2 * i - 1], said[2 * i] = one.id, one.result
+    if one.about.kept_ms > longest then longest = one.about.kept_ms end
+  end
+  local lasts = redis.call('PTTL', stream) -- -2: there is none, -1: it stays
+  for from, to in pieces(said) do
+    local entry = redis.call('XADD', stream, '*', unpack(said, from, to))
+    for i = (from + 1) / 2, to / 2 do ended[i].announced = entry end
+  end
+  if longest == math.huge then
+    redis.call('PERSIST', stream)
+  elseif lasts ~= -1 and lasts < longest then
+    redis.call('PEXPIRE', stream, longest)
   end
 end
 
@@ -249,17 +274,12 @@ local function end_jobs(ended)
     local about = one.about
     ids[i], bytes = one.id, bytes + one.bytes
     if one.entry ~= '' then table.insert(list_in(lines, about), one.entry) end
-    if about.run ~= '' then
-      local announced = list_in(runs, about.run)
-      announced[#announced + 1], announced[#announced + 2] = one.id, one.state
-    end
+    if about.run ~= '' then table.insert(list_in(runs, about.run), one) end
   end
   redis.call('HINCRBY', meta, 'entries', -#ids)
   redis.call('HINCRBY', meta, 'bytes', 0 - bytes) -- Lua writes minus nothing as -0, which is no number to servers
+  for run, of_run in pairs(runs) do announce(run, of_run) end
   for _, one in ipairs(ended) do store_end(one) end
-  for run, announced in pairs(runs) do
-    for from, to in pieces(announced) do redis.call('XADD', base .. 'done:' .. run, '*', unpack(announced, from, to)) end
-  end
   for _, times in ipairs({leases, delayed, deadlines}) do
     if redis.call('EXISTS', times) == 1 then
       for from, to in pieces(ids) do redis.call('ZREM', times, unpack(ids, from, to)) end
@@ -346,7 +366,8 @@ local function times_of(text, now)
   return math.max(tonumber(not_before), now + delay), tonumber(deadline)
 end
 
--- Store a job and have it wait: in its stream, or for its time. All its fields in one write: each costs 2.5 us.
+-- Store a job and have it wait: in its stream, or for its time. The fields that every job has in one write: each costs
+-- 2.5 us.
 local function begin_life(one, now)
   local id, entry = one.id, ''
   local due, deadline = times_of(one.times, now)
@@ -356,12 +377,12 @@ local function begin_life(one, now)
   else
     entry, due = put_in_line(id, about_of(one.about)), 0
   end
-  local fields = {'payload', one.payload, 'digest', one.digest, 'about', one.about, 'state', 'queued', 'entry', entry,
-    'bytes', #one.payload}
-  for name, value in pairs({attempt = one.attempt or 0, not_before = due, deadline = deadline}) do
-    if value ~= 0 then fields[#fields + 1], fields[#fields + 2] = name, value end
-  end
-  redis.call('HSET', job_key(id), unpack(fields))
+  local job, attempt = job_key(id), one.attempt or 0
+  redis.call('HSET', job, 'payload', one.payload, 'digest', one.digest, 'about', one.about, 'state', 'queued', 'entry', entry,
+    'bytes', #one.payload)
+  if attempt ~= 0 then redis.call('HSET', job, 'attempt', attempt) end
+  if due ~= 0 then redis.call('HSET', job, 'not_before', due) end
+  if deadline ~= 0 then redis.call('HSET', job, 'deadline', deadline) end
 end
 
 -- Count jobs, each as `asked_at` has it, and begin their lives. `attempt`: the last one of an earlier life.

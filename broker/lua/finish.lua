@@ -13,10 +13,11 @@ local function ending(one)
   if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end
   if f[1] == one.state then return 'ok' end
   if f[1] ~= 'running' then return 'lost' end
-  if one.first > 0 then
-    local logged, whole = logged_before(one.id, one.first)
+  if one.first ~= '0' then
+    local first = tonumber(one.first)
+    local logged, whole = logged_before(one.id, first)
     if not whole then return 'gap' end
-    push_events(one.id, logged, one.first, one.events)
+    push_events(one.id, logged, first, one.events)
     one.has_log = true
   else
     tell(one.id, one.events)
@@ -34,9 +35,11 @@ end
 
 local at = 3
 while at <= #ARGV do
-  local last = at + 6 + tonumber(ARGV[at + 6])
+  local last = at + 6 + (ARGV[at + 6] == '1' and 1 or tonumber(ARGV[at + 6]))
+  -- All fields that it will ever have: a table that outgrows its place is built anew.
   local one = {id = ARGV[at], attempt = ARGV[at + 1], state = ARGV[at + 2], result = ARGV[at + 3],
-    reason = ARGV[at + 4], first = tonumber(ARGV[at + 5]), events = args_from(at + 7, last)}
+    reason = ARGV[at + 4], first = ARGV[at + 5], events = args_from(at + 7, last),
+    about = false, entry = false, bytes = 0, marked = false, announced = false, has_log = false}
   replies[#replies + 1] = ending(one)
   at = last + 1
 end

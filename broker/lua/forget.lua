@@ -8,11 +8,9 @@ local MOST = 1000 -- keys in a command: unpack takes some 8,000
 local forgotten = 0
 local ids, entries = {}, {}
 
--- The jobs that have ended. Only what has ended has a result, so one question does where all of them have one.
+-- The jobs that have ended.
 local function ended_of(asked)
-  local results, ended = {}, {}
-  for _, id in ipairs(asked) do results[#results + 1] = base .. 'result:' .. id end
-  if redis.call('EXISTS', unpack(results)) == #results then return asked end
+  local ended = {}
   for _, id in ipairs(asked) do
     local state = redis.pcall('HGET', job_key(id), 'state') -- an error: it is no hash, so no job
     if type(state) ~= 'string' or TERMINAL[state] then ended[#ended + 1] = id end

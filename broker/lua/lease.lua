@@ -1,7 +1,7 @@
 -- Lease up to `count` jobs to a worker: lapsed leases first, then new entries by priority and tenant.
 -- ARGV: base, worker, request number, count, lease (ms)
--- Reply: {array of {id, attempt, crashes, logged events, started (ms), now (ms), payload, deadline (ms, 0 none),
---        retries, max_retries}, ms until something falls due (0 there is more now, -1 nothing known)}
+-- Reply: {array of {id, payload, "attempt,crashes,logged events,started (ms),now (ms),deadline (ms, 0 none),retries,
+--        max_retries"}, ms until something falls due (0 there is more now, -1 nothing known)}
 -- Again: a repeated request number is answered with what the first call granted and this worker still holds.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
@@ -10,6 +10,7 @@ local MOST_RAW = 65536 -- bytes kept of such an entry
 local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
 local granted, granted_bytes = {}, 0
+local said = {} -- id and attempt of what is granted, to be said again
 local held = {} -- what ZADD takes: when each lease granted here lapses
 
 -- What is known of a job, in one read; nothing without one. A payload that somebody took out of the hash is empty here,
@@ -21,12 +22,30 @@ local function read_job(id)
   return known
 end
 
+-- A job that nobody ever had and that has no deadline, in six fields in place of thirteen, which saves a tenth of a
+-- lease's time; nil for any other, and for what is no job.
+local function read_new(id, entry)
+  local f = redis.pcall('HMGET', job_key(id), 'state', 'entry', 'about', 'attempt', 'deadline', 'payload')
+  local about = f[1] == 'queued' and f[2] == entry and not f[4] and not f[5] and about_of(f[3])
+  return about and {state = 'queued', new = true, entry = entry, about = about, attempt = 0, crashes = 0, retries = 0,
+    deadline = 0, started = 0, payload = f[6] or ''}
+end
+
+-- The numbers of a lease in one text, which most leases of a call have in common: ten parts a lease cost a tenth more.
+local of_new = {}
+local function numbers_of(known, logged)
+  local most = known.about.max_retries
+  local text = known.new and of_new[most] or table.concat({known.attempt, known.crashes, logged, known.started, now,
+    known.deadline, known.retries, most}, ',')
+  if known.new then of_new[most] = text end
+  return text
+end
+
 -- Nobody has logged anything of a first attempt.
 local function describe(id, known)
   granted_bytes = granted_bytes + #known.payload
   local logged = known.attempt > 1 and log_length(id) or 0
-  return {id, known.attempt, known.crashes, logged, known.started, now, known.payload, known.deadline, known.retries,
-    tonumber(known.about.max_retries)}
+  return {id, known.payload, numbers_of(known, logged)}
 end
 
 -- How long until something falls due. Not what is due already: a paused queue would be asked again and again.
@@ -40,18 +59,15 @@ local function next_ms()
 end
 
 local last = redis.call('GET', memo)
-if last then
-  local said = cjson.decode(last)
-  if said.number == number then
-    local again = {}
-    for _, grant in ipairs(said.grants) do
-      local known = read_job(grant[1])
-      if known.state == 'running' and known.worker == worker and known.attempt == grant[2] then
-        again[#again + 1] = describe(grant[1], known)
-      end
+if last and string.sub(last, 1, #number + 1) == number .. ',' then
+  local again = {}
+  for id, attempt in string.gmatch(string.sub(last, #number + 2), '([^,]+),(%d+)') do
+    local known = read_job(id)
+    if known.state == 'running' and known.worker == worker and known.attempt == tonumber(attempt) then
+      again[#again + 1] = describe(id, known)
     end
-    return {again, #again < count and next_ms() or -1}
   end
+  return {again, #again < count and next_ms() or -1}
 end
 
 local function has_room()
@@ -63,6 +79,7 @@ local function grant(id, known)
   redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
     'started', known.started)
   held[#held + 1], held[#held + 2] = now + lease_ms, id
+  said[#said + 1], said[#said + 2] = id, known.attempt
   granted[#granted + 1] = describe(id, known)
 end
 
@@ -107,7 +124,7 @@ local function settle(priority, tenant, entry)
   for i = 1, #fields, 2 do
     if fields[i] == 'id' then id = fields[i + 1] end
   end
-  local known = id and read_job(id)
+  local known = id and (read_new(id, entry[1]) or read_job(id))
   if not known or not known.state then
     local raw = string.sub(cjson.encode(fields), 1, MOST_RAW)
     if id then lose(id, raw) else redis.call('XADD', dead, '*', 'id', '', 'reason', 'not_a_job', 'raw', raw) end
@@ -185,9 +202,7 @@ if #granted < count then
   if not more then redis.call('HSET', meta, 'hungry', 1) end
 end
 
-local grants = {}
-for i, g in ipairs(granted) do grants[i] = {g[1], g[2]} end
-if #grants > 0 then
-  redis.call('SET', memo, cjson.encode({number = number, grants = grants}), 'PX', math.max(lease_ms, 60000))
+if #granted > 0 then
+  redis.call('SET', memo, number .. ',' .. table.concat(said, ','), 'PX', math.max(lease_ms, 60000))
 end
 return {granted, falls_due}

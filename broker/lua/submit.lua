@@ -22,16 +22,20 @@ local asked = {}
 for i = 4, #ARGV, JOB_ARGS do asked[#asked + 1] = asked_at(i) end
 local all_new = not any_known(asked)
 
+local QUEUED = {'queued'}
 -- The answer for one job; what is taken goes on the list. One may stand twice in a call.
 local function answer(one)
-  local known = digests[one.id] and {digests[one.id], 'queued'} or all_new and {}
-    or redis.pcall('HMGET', job_key(one.id), 'digest', 'state')
-  if known.err then redis.call('DEL', job_key(one.id)) end -- no hash, so no job
-  if known[1] then return {known[1] == one.digest and 'same' or 'conflict', known[2]} end
+  local digest, state = digests[one.id], 'queued'
+  if not digest and not all_new then
+    local known = redis.pcall('HMGET', job_key(one.id), 'digest', 'state')
+    if known.err then redis.call('DEL', job_key(one.id)) end -- no hash, so no job
+    digest, state = known[1], known[2]
+  end
+  if digest then return {digest == one.digest and 'same' or 'conflict', state} end
   local full = no_room(room, #one.payload)
   if full then return full end
   taken[#taken + 1], digests[one.id] = one, one.digest
-  return {'queued'}
+  return QUEUED
 end
 
 local full

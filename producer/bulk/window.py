@@ -204,8 +204,6 @@ class Window:
         return found or self._completions.read(block_s)
 
     def _take(self, completion: Completion) -> Ended | None:
-        if completion.raw is None:
-            return None  # expired before it was read; the silence that follows finds the row
         ask = self._in_flight.pop(completion.id, None)
         if ask is None:
             self._early[completion.id] = completion
@@ -233,7 +231,7 @@ class Window:
                 if look.result is not None:
                     unheard.append(Completion(_NO_ENTRY, job_id, look.result.encode()))
                 elif look.state is None or look.state in TERMINAL_STATES:
-                    self._completions.forget([Completion(_NO_ENTRY, job_id, None)])
+                    self._completions.forget([Completion(_NO_ENTRY, job_id, b"")])
                     self._waiting[job_id] = self._in_flight.pop(job_id)
         return unheard
 

@@ -73,7 +73,7 @@ class View:
             delayed_until=_when(keys.get("delayed", {}).get(job_id)),
             deadline=_when(job.get("deadline")),
             log=tuple(keys.get(f"log:{job_id}", ())),
-            result=keys.get(f"result:{job_id}"),
+            result=_result(keys, job_id),
             announced=len(keys.get("done:r", ())),
             entries=int(meta.get("entries", 0)),
             bytes=int(meta.get("bytes", 0)),
@@ -90,6 +90,14 @@ class View:
 
     def is_owner(self, step: Step) -> bool:
         return self.state == "running" and (self.attempt, self.worker) == (step.attempt, step.worker)
+
+
+def _result(keys: dict[str, Any], job_id: str) -> str | None:
+    """From where the job's run was told of its end: entries are [id, [job id, result, ...]]."""
+    for entry, told in keys.get("done:r", ()):
+        if entry == keys.get(f"job:{job_id}", {}).get("entry"):
+            return dict(zip(told[::2], told[1::2], strict=True)).get(job_id)
+    return None
 
 
 def _when(score: str | None) -> str | None:

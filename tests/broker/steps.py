@@ -165,6 +165,27 @@ def key_names(queue: Queue) -> set[str]:
     return {key.decode() for key in client.scan_iter()}
 
 
+def told(queue: Queue, run: str = "r") -> list[dict[str, str]]:
+    """How the jobs of a bulk run ended, as its stream tells: an entry each."""
+    client: Any = queue.client
+    entries = client.xrange(queue.keys.done(run))
+    return [{id_.decode(): Result.decode(raw).state for id_, raw in fields.items()} for _, fields in entries]
+
+
+def stored_result(queue: Queue, job_id: str) -> bytes | None:
+    """A job's result, from where it is kept."""
+    client: Any = queue.client
+    about, entry = client.hmget(queue.keys.job(job_id), "about", "entry")
+    run = about.decode().split(",")[2] if about else ""
+    if not run:
+        kept: bytes | None = client.get(queue.keys.result(job_id))
+        return kept
+    for _, results in client.xrange(queue.keys.done(run), entry or "-", entry or "-"):
+        raw: bytes | None = results.get(job_id.encode())
+        return raw
+    return None
+
+
 def pending(queue: Queue, stream: str | bytes) -> int:
     """Entries of a stream that were delivered and neither acknowledged nor handed back."""
     client: Any = queue.client

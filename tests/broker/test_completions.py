@@ -17,7 +17,7 @@ from broker.connection import SOCKET_TIMEOUT_S
 from broker.keys import Keys
 from broker.queue import Queue
 from protocol import Choice, Result
-from tests.broker.steps import Worker, assert_drained, end, key_names, put
+from tests.broker.steps import Worker, assert_drained, end, key_names, put, told
 from tests.servers import RealServer
 
 KEYS = Keys()
@@ -45,7 +45,7 @@ def run_together(queue: Queue, *ids: str) -> None:
         for lease in Worker(queue, worker).lease(len(ids))
     ]
     assert queue.run(calls.finish_all(KEYS, worker, endings)) == ["ok"] * len(ids)
-    assert len(entries_of(queue)) == 1
+    assert len(told(queue)) == 1
 
 
 def stored(lease: Lease) -> bytes:
@@ -53,13 +53,8 @@ def stored(lease: Lease) -> bytes:
     return Result(id=lease.id, state="succeeded", choices=[choice]).encode()
 
 
-def entries_of(queue: Queue) -> list[dict[bytes, bytes]]:
-    entries: Any = queue.client.xrange(KEYS.done("r"))
-    return [states for _, states in entries]
-
-
-def texts(completions: list[Completion]) -> dict[str, str | None]:
-    return {item.id: item.result.text if isinstance(item.result, Result) else None for item in completions}
+def texts(completions: list[Completion]) -> dict[str, str]:
+    return {item.id: item.result.text for item in completions}
 
 
 def test_each_completion_is_read_once_in_order(queue: Queue) -> None:
@@ -84,19 +79,20 @@ def test_another_reader_starts_at_the_first_one_kept(queue: Queue) -> None:
 
 
 def test_jobs_that_ended_together_are_forgotten_one_by_one(queue: Queue) -> None:
-    """Their entry stays until the last of them is: who takes over hears of those that are left, and of no other."""
+    """Their entry stays until the last of them is: who takes over hears of all of them."""
     run_together(queue, "a", "b", "c")
     run = Completions(queue, "r")
     a, b, c = run.read(1)
     assert texts([a, b, c]) == {"a": "text of a", "b": "text of b", "c": "text of c"}
     run.forget([b])
     run.forget([a])
-    assert entries_of(queue) == [{b"a": b"succeeded", b"b": b"succeeded", b"c": b"succeeded"}]
+    assert told(queue) == [dict.fromkeys("abc", "succeeded")]
+    assert key_names(queue) & {KEYS.job(name) for name in "abc"} == {KEYS.job("c")}
     heir = Completions(queue, "r")
     found = heir.read(1)
-    assert texts(found) == {"a": None, "b": None, "c": "text of c"}
-    heir.forget([one for one in found if one.raw is not None])
-    assert entries_of(queue) == []
+    assert texts(found) == {"a": "text of a", "b": "text of b", "c": "text of c"}
+    heir.forget(found)
+    assert told(queue) == []
     run.forget([c])
     assert texts(Completions(queue, "r").read(0)) == {}
 
@@ -114,10 +110,25 @@ def test_forgetting_deletes_the_jobs_and_ending_the_run(queue: Queue) -> None:
     assert_drained(queue)
 
 
-def test_a_result_that_expired_before_it_was_read(queue: Queue) -> None:
-    run_all(queue, "a", "b")
-    queue.client.delete(KEYS.result("a"))
-    assert texts(Completions(queue, "r").read(1)) == {"a": None, "b": "text of b"}
+def test_a_result_stays_for_its_run_until_the_last_one_expires(queue: Queue) -> None:
+    """The job itself is unknown once its own retention is over, though another of its run is kept longer."""
+    run_all(queue, "long", result_ttl_s=60.0)
+    run_all(queue, "short", result_ttl_s=0.001)
+    client: Any = queue.client
+    assert 50_000 < client.pttl(KEYS.done("r")) <= 60_000
+    while client.exists(KEYS.job("short")):
+        pass
+    assert queue.run(calls.look(KEYS, "short")).result is None
+    assert texts(Completions(queue, "r").read(1)) == {"long": "text of long", "short": "text of short"}
+    run_all(queue, "kept", result_ttl_s=None)
+    run_all(queue, "last", result_ttl_s=60.0)
+    assert client.ttl(KEYS.done("r")) == -1
+    looked = queue.run(calls.look(KEYS, "kept")).result
+    assert looked is not None
+    assert looked.text == "text of kept"
+    Completions(queue, "r").end()
+    assert queue.run(calls.look(KEYS, "kept")).result is None
+    client.delete(KEYS.job("kept"), KEYS.log("kept"))
 
 
 def test_more_than_one_reading(queue: Queue) -> None:
@@ -125,7 +136,7 @@ def test_more_than_one_reading(queue: Queue) -> None:
     client: Any = queue.client
     with client.pipeline(transaction=False) as pipe:
         for name in ids:
-            pipe.xadd(KEYS.done("r"), {name: "succeeded"})
+            pipe.xadd(KEYS.done("r"), {name: b"{}"})
         pipe.execute()
     run = Completions(queue, "r")
     read = [run.read(0), run.read(0), run.read(0)]
@@ -147,7 +158,7 @@ def test_cancelled_and_failed_jobs_complete_too(queue: Queue) -> None:
     put(queue, "waits", "fails", run="r")
     queue.run(calls.cancel(KEYS, "waits"))
     end(queue, Worker(queue).lease_one(), state="failed")
-    states = {item.id: item.result.state for item in Completions(queue, "r").read(1) if item.result}
+    states = {item.id: item.result.state for item in Completions(queue, "r").read(1)}
     assert states == {"waits": "cancelled", "fails": "failed"}
 
 

@@ -56,12 +56,13 @@ def test_the_scripts_make_no_other_keys(queue: Queue) -> None:
     first, second = worker.lease(2)
     say(queue, first, 1, "hi")
     end(queue, first, 1, "hi", state="dead", dead_reason="crashed")
-    put(queue, "c")
+    put(queue, "c", "d")
+    end(queue, worker.lease_one())
     keys = queue.keys
     known = {
         *(keys.meta, keys.workers, keys.leases, keys.dead, keys.lease("w1"), keys.done("r"), keys.log("a")),
-        *(keys.result("a"), keys.jobs("low", "t"), keys.jobs("normal", "default"), keys.tenants("normal")),
-        *(keys.tenants("low"), keys.job("a"), keys.job("b"), keys.job("c")),
+        *(keys.result("c"), keys.jobs("low", "t"), keys.jobs("normal", "default"), keys.tenants("normal")),
+        *(keys.tenants("low"), *map(keys.job, "abcd"), keys.log("c")),
     }
     assert key_names(queue) == known
     assert second.id == "b"

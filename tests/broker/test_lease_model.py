@@ -102,7 +102,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "",
         "a repeated one refused",
     ),
-    "a repeated lease is forgotten": ("lease", "said.number == number", "false", "not what is still held"),
+    "a repeated lease is forgotten": ("lease", "if last and", "if false and", "not what is still held"),
     "the counts are kept": (
         "finish",
         "redis.call('HINCRBY', meta, 'entries', -#ids)",
@@ -120,7 +120,7 @@ FAULTS: dict[str, tuple[str, str, str, str]] = {
         "finish",
         "if about.run ~= '' then",
         "if false then",
-        "run was not told",
+        "an end without one",
     ),
     "the entry stays": (
         "finish",

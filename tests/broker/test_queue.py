@@ -25,6 +25,7 @@ from tests.broker.steps import (
     Worker,
     assert_drained,
     assert_ended_once,
+    counts,
     events_of,
     finish_call,
     job,
@@ -150,13 +151,13 @@ def test_scripts_forgotten_all_the_time(queue: Queue, runner: Runner, server: Re
 
 @pytest.mark.usefixtures("keys_broken_by_hand")
 def test_a_call_that_the_server_refuses_raises_and_the_others_have_run(queue: Queue, runner: Runner) -> None:
-    queue.client.set(KEYS.job("broken"), "no hash")
-    many = [calls.submit(KEYS, job(name)) for name in ("a", "broken", "b")]
+    queue.client.set(KEYS.workers, "no hash")
+    many: list[Call[Any]] = [calls.submit(KEYS, job("a")), calls.status(KEYS), calls.submit(KEYS, job("b"))]
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         runner.run_all(many)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         runner.run(many[1])
-    assert queue.run(calls.status(KEYS)).waiting == 2
+    assert counts(queue)[0] == 2
 
 
 def test_after_a_restart_everything_goes_on(fresh_server: RealServer) -> None:

@@ -224,7 +224,7 @@ def drive(queue: Queue, start: str, script: str, when: str, to: str) -> None:
     assert place_of(queue) == to
     if start == to == "running" and script == "lease":
         assert int(server.hget(KEYS.job("a"), "attempt")) == attempt + 1
-    assert server.exists(KEYS.result("a")) == (to in TERMINAL_STATES)
+    assert (queue.run(calls.look(KEYS, "a")).result is not None) == (to in TERMINAL_STATES)
 
 
 CHANGES = re.compile(

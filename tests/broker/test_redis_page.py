@@ -34,7 +34,7 @@ PLAIN = {
     "worker": {"ping", "info", "exists", "eval", "evalsha", "lrange", "hdel", "subscribe"},
     "producer": {
         *("ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"),
-        *("xread", "mget", "del", "scan", "hget", "hsetnx"),
+        *("xread", "del", "scan", "hget", "hsetnx"),
     },
     "watcher": {"ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"},
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from broker import calls
 from broker.calls import Look
 from broker.keys import Keys
@@ -22,6 +20,7 @@ from tests.broker.steps import (
     say,
     snapshot,
     tokens,
+    told,
 )
 
 KEYS = Keys()
@@ -61,8 +60,7 @@ def test_a_waiting_job_never_runs(queue: Queue) -> None:
 def test_a_waiting_jobs_run_is_told(queue: Queue) -> None:
     put(queue, "a", run="r")
     cancel(queue)
-    client: Any = queue.client
-    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"cancelled"}]
+    assert told(queue) == [{"a": "cancelled"}]
 
 
 def test_a_running_job_is_marked_and_ended_by_its_owner(queue: Queue) -> None:

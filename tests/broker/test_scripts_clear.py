@@ -26,6 +26,7 @@ from tests.broker.steps import (
     lapse,
     put,
     say,
+    told,
 )
 
 KEYS = Keys()
@@ -57,13 +58,8 @@ def test_what_waits_ends_and_what_runs_goes_on(queue: Queue) -> None:
         )
     for name in ("handed-back", "tried-again"):
         assert assert_ended_once(queue, name, "cancelled").text == "so far"
-    client: Any = queue.client
-    ends = {
-        name.decode(): state for _, states in client.xrange(KEYS.done("r")) for name, state in states.items()
-    }
-    assert ends == dict.fromkeys(
-        ("in-line", "in-line-2", "later", "handed-back", "tried-again"), b"cancelled"
-    )
+    ends = {name: state for entry in told(queue) for name, state in entry.items()}
+    assert ends == dict.fromkeys(("in-line", "in-line-2", "later", "handed-back", "tried-again"), "cancelled")
     assert queue.run(calls.renew(KEYS, "w1", LONG_MS, [("running", 1)])) == ["held"]
     (taken,) = worker.lease(5)
     assert (taken.id, taken.attempt) == ("lapsed", 2)

@@ -24,6 +24,7 @@ from tests.broker.steps import (
     put,
     say,
     snapshot,
+    told,
 )
 
 KEYS = Keys()
@@ -137,7 +138,7 @@ def test_a_requeued_job_starts_from_its_prompt_under_attempts_that_go_on(queue: 
     say(queue, lease, 1, "new ")
     end(queue, lease, 1, "new ")
     assert assert_ended_once(queue, "a").text == "new "
-    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"dead"}]
+    assert told(queue) == [{"a": "dead"}]
     assert_drained(queue)
 
 

@@ -27,6 +27,7 @@ from tests.broker.steps import (
     lapse,
     say,
     snapshot,
+    stored_result,
     tokens,
 )
 
@@ -272,13 +273,14 @@ class Story:
     def check(self) -> None:
         with self.queue.client.pipeline(transaction=False) as pipe:
             for job_id in self.jobs:
-                pipe.lrange(KEYS.log(job_id), 0, -1).get(KEYS.result(job_id))
-            replies: list[Any] = pipe.execute()
-        for known, log, result in zip(self.jobs.values(), replies[::2], replies[1::2], strict=True):
+                pipe.lrange(KEYS.log(job_id), 0, -1)
+            logs: list[Any] = pipe.execute()
+        for (job_id, known), log in zip(self.jobs.items(), logs, strict=True):
             events: list[Any] = [decode_event(raw) for raw in log]
             assert [event.seq for event in events] == list(range(1, known.logged + 1))
             said = [event for event in events if event.type == "token"]
             assert [event.text for event in said] == [f"{event.seq} " for event in said]
+            result = stored_result(self.queue, job_id)
             assert (result is not None) == (known.state in TERMINAL_STATES)
             assert known.result in (None, result)
             known.result = result

@@ -26,6 +26,7 @@ from tests.broker.steps import (
     say,
     server_ms,
     snapshot,
+    told,
 )
 
 KEYS = Keys()
@@ -301,8 +302,7 @@ def test_an_expired_job_keeps_what_a_lost_worker_had_logged(queue: Queue) -> Non
     assert Worker(queue, "w2").lease(5) == []
     result = assert_ended_once(queue, "a", "expired")
     assert (result.text, result.choices[0].finish_reason) == ("so far", "error")
-    client: Any = queue.client
-    assert [states for _, states in client.xrange(KEYS.done("r"))] == [{b"a": b"expired"}]
+    assert told(queue) == [{"a": "expired"}]
 
 
 def test_a_deadline_passes_by_the_servers_clock(queue: Queue) -> None:

@@ -128,8 +128,7 @@ def test_a_stream_that_begins_again_further_back_is_read(queue: Queue) -> None:
     client.flushall()
     assert window.collect(0.01) == []
     submit(window)
-    client.set(queue.keys.result(f"{RUN}.1"), _result(f"{RUN}.1"), ex=60)
-    client.xadd(queue.keys.done(RUN), {f"{RUN}.1": "succeeded"}, id="1-1")
+    client.xadd(queue.keys.done(RUN), {f"{RUN}.1": _result(f"{RUN}.1")}, id="1-1")
     assert collected(window) == [1]
 
 
