@@ -16,10 +16,13 @@ from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
 from broker.script import Call
+from protocol import TERMINAL_STATES, ErrorCode, Job
 from tests.broker.steps import (
     LONG_MS,
     MODEL,
     Worker,
+    assert_drained,
+    assert_ended_once,
     counts,
     end,
     finish_call,
@@ -189,14 +192,14 @@ def time_passes(queue: Queue) -> None:
 
 
 def end_all(queue: Queue) -> list[str]:
-    """A worker ends what there is; how the good ones ended."""
+    """A worker ends what there is; how the good ones and `a` ended."""
     worker = Worker(queue, "w9")
     for _ in range(4):
         time_passes(queue)
         queue.run(calls.heartbeat(KEYS, "w9", {}))
         for lease in worker.lease(5):
             assert end(queue, lease, lease.logged) == "ok"
-    return [str(queue.run(calls.look(KEYS, name)).state) for name in ("good", "soon", "a")][:2]
+    return [str(queue.run(calls.look(KEYS, name)).state) for name in ("good", "soon", "a")]
 
 
 def drive(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[Any]]) -> None:
@@ -208,19 +211,17 @@ def drive(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[An
     spoil(queue)
     queue.run(made)
     queue.run(made)
-    assert end_all(queue) == ["succeeded"] * 2
+    *good, spoilt = end_all(queue)
+    assert good == ["succeeded"] * 2
+    assert spoilt in {"None", *TERMINAL_STATES}
     letters = [letter for letter in letters_of(queue) if letter["reason"] in (b"spoilt_job", b"lost_payload")]
     assert len(letters) <= 1
     assert counts(queue) == (0, 0)
-    if place == "dead":
-        queue.client.delete(
-            KEYS.log("a"), KEYS.result("a")
-        )  # what a hand puts there is the hand's to take away
+    if place == "dead":  # what a hand puts there is the hand's to take away
+        queue.client.delete(KEYS.log("a"), KEYS.result("a"))
     assert_nothing_leaked(queue.client)
     work = ("jobs:", "tenants:", "leases", "delayed", "deadlines")
-    assert [
-        name for name in key_names(queue) if name.startswith(tuple(KEYS.base + kind for kind in work))
-    ] == []
+    assert not [name for name in key_names(queue) if name.removeprefix(KEYS.base).startswith(work)]
 
 
 def drive_all(queue: Queue, places: list[str], faults: dict[str, Step], call: Any) -> None:
@@ -232,6 +233,26 @@ def drive_all(queue: Queue, places: list[str], faults: dict[str, Step], call: An
             except Exception as error:
                 wrong.append((place, fault, f"{type(error).__name__}: {error}"[:300]))
     assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_whoever_waits_for_a_spoilt_job_is_told_and_it_can_have_another_life(valkey: Queue) -> None:
+    """What its field `about` said stands in its payload as well: priority, tenant, bulk run, retention."""
+    put(valkey, "a", run="r", priority="low", tenant="t", result_ttl_s=60.0)
+    field_is("about", b"nonsense")(valkey)
+    assert Worker(valkey).lease(5) == []
+    result = assert_ended_once(valkey, "a", "dead")
+    assert result.error is not None
+    assert result.error.code == ErrorCode.SPOILT_JOB
+    assert result.error.message == "somebody changed it by hand: its field about cannot be read"
+    assert valkey.client.xlen(KEYS.done("r")) == 1
+    assert 0 < valkey.client.pttl(KEYS.job("a")) <= 60_000
+    letter = valkey.run(dead_letters.dead_show(KEYS, "a"))
+    assert letter is not None
+    assert letter.reason == "spoilt_job"
+    valkey.run(dead_letters.dead_requeue(KEYS, letter.letter, Job.decode(letter.raw or b"")))
+    assert end(valkey, Worker(valkey, "w2").lease_one()) == "ok"
+    assert assert_ended_once(valkey, "a").attempt == 1
+    assert_drained(valkey)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
