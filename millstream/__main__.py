@@ -1,4 +1,7 @@
-"""The program `millstream`: its verbs, and the one place where a fault becomes a line on stderr and an exit code."""
+"""The program `millstream`: the one place where a fault becomes a line on stderr and an exit code.
+
+Nothing slow is imported before `main` hears interrupts: one that fell among the imports would show where.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +10,13 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated, NoReturn
-
-import typer
-
-import millstream
-from producer.cli import add_verbs, exits
-from producer.cli.flags import Panelled
-from worker.cli import worker
+from typing import NoReturn
 
 _WORKER_MODULES = {"accelerate", "gguf", "numba", "numpy", "safetensors", "torch", "transformers"}
+_INTERRUPTED = 128 + signal.SIGINT
 
 CLOSING_S = 1.0
 """What an interrupted program may take to close, before it is interrupted again."""
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(millstream.__version__)
-        raise typer.Exit
-
-
-def build() -> typer.Typer:
-    """The command line."""
-    app = typer.Typer(
-        help="Prompts on Redis streams in, completed outputs out, with a model on your own hardware.",
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(options)
-    app.command(cls=Panelled)(worker)
-    add_verbs(app)
-    return app
-
-
-def options(
-    _version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None:
-    """What may stand before a verb."""
 
 
 def main() -> None:
@@ -57,17 +25,28 @@ def main() -> None:
         sys.stdout.reconfigure(encoding="utf-8")  # answers hold what no terminal's code page has
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as behind nohup
         signal.signal(signal.SIGINT, _interrupt)
+    code = _run()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sys.exit(code if _flush() else 1)
+
+
+def _run() -> int:
+    """Run it; its exit code."""
     try:
+        from millstream.verbs import build
+
         build()(prog_name="millstream")
     except KeyboardInterrupt:
-        code = exits.INTERRUPTED
+        return _INTERRUPTED
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else exits.OK
+        return end.code if isinstance(end.code, int) else 0
     except Exception as error:
+        if signal.getsignal(signal.SIGALRM) is _interrupt:  # what it fell into made another error of it
+            return _INTERRUPTED
         line, code = _explain(error)
         print(f"millstream: {line}", file=sys.stderr)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.exit(code if _flush() else exits.FAILED)
+        return code
+    return 0
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -91,6 +70,7 @@ def _keep_silent(lost: sys.UnraisableHookArgs) -> None:
 
 def _explain(error: Exception) -> tuple[str, int]:
     """A fault in a line, and its exit code; what is no user's mistake is raised again, with its traceback."""
+    from producer.cli import exits
     from producer.refusal import Refused
     from protocol import MillstreamError, OptionRefused, RequestError
 

@@ -53,7 +53,7 @@ def test_an_arrow_that_runs_the_other_way_is_found(room: str, line: str, tmp_pat
     [
         ("protocol", ["torch", "transformers", "redis", "rq"]),
         ("protocol, broker, producer, millstream", ["torch", "transformers", "numpy", "engine"]),
-        ("millstream.__main__", ["torch", "transformers", "numpy"]),
+        ("millstream.__main__, millstream.verbs", ["torch", "transformers", "numpy"]),
         ("worker", ["torch", "transformers"]),
         ("engine, engine.interface, engine.dry_run", ["torch", "transformers", "redis", "rq"]),
     ],

@@ -34,9 +34,9 @@ def read_parquet(path: Path, after: int = 0) -> Iterator[Line | BadRow]:
     Raises:
         Refused: it is damaged, names a column twice, or pyarrow is not installed.
     """
+    file = open_parquet(path)
     import pyarrow as pa
 
-    file = open_parquet(path)
     groups, number = groups_after(file, after)
     try:
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=groups):

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from millstream.__main__ import build
+from millstream.verbs import build
 
 
 def pages(command: object, name: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

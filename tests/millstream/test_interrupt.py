@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 HANGS = """
 import threading
-import millstream.__main__ as program
+import millstream.__main__ as program, millstream.verbs
 
 def work(prog_name):
     lock = threading.Lock()
@@ -19,13 +21,13 @@ def work(prog_name):
     finally:
         lock.acquire()
 
-program.build = lambda: work
+millstream.verbs.build = lambda: work
 program.main()
 """
 
 LOSES_IT = """
 import os, signal, threading
-import millstream.__main__ as program
+import millstream.__main__ as program, millstream.verbs
 
 class Closed:
     def __del__(self):
@@ -39,9 +41,49 @@ def work(prog_name):
     del closed
     threading.Event().wait()
 
-program.build = lambda: work
+millstream.verbs.build = lambda: work
 program.main()
 """
+
+TURNED = """
+import os, signal
+import millstream.__main__ as program, millstream.verbs
+
+def work(prog_name):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise RuntimeError("as pydantic, interrupted while it builds a model") from None
+
+millstream.verbs.build = lambda: work
+program.main()
+"""
+
+AMONG_IMPORTS = """
+import os, signal, sys
+import millstream.__main__ as program
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["millstream", "status"]
+program.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [TURNED, *(AMONG_IMPORTS.format(name=name) for name in ("typer", "producer.cli.submit", "pydantic"))],
+    ids=["turned into another error", "typer", "a verb", "pydantic"],
+)
+def test_an_interrupt_is_no_error_wherever_it_falls(code: str) -> None:
+    program = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20)
+    assert (program.returncode, program.stderr) == (130, b"")
 
 
 def test_an_interrupt_that_a_destructor_swallows_is_made_good_and_not_told() -> None:

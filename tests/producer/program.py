@@ -30,7 +30,9 @@ class Program:
         self._capsys = capsys
 
     def __call__(self, *arguments: object, stdin: str = "", **environ: str) -> Done:
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {
+            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+        }
         with self._monkeypatch.context() as patch:
             for name, value in {"REDIS_URL": self.url, **environ}.items():
                 patch.setenv(name, value)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from millstream.__main__ import build, main
+from millstream.__main__ import main
+from millstream.verbs import build
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from millstream.__main__ import build
+from millstream.verbs import build
 from producer.cli import exits
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -309,6 +310,44 @@ def test_a_url_is_read(program: Program, url: str, tmp_path: Path) -> None:
         missing = program("generate", f"file://{tmp_path}/none.jsonl", "-o", tmp_path / "out2.jsonl")
         assert (missing.returncode, "cannot read file://" in missing.stderr) == (2, True)
     assert read_rows(tmp_path / "out.jsonl")[0]["completion"] == "by url"
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--check",), ("--id-column", "prompt")], ids=["run", "check", "names"]
+)
+@pytest.mark.parametrize(
+    ("source", "output", "package"),
+    [
+        ("rows.parquet", "out.jsonl", "pyarrow"),
+        ("rows.jsonl", "out.parquet", "pyarrow"),
+        ("rows.jsonl.zst", "out.jsonl", "zstandard"),
+        ("memory://rows.jsonl", "out.jsonl", "fsspec"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    program: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    output: str,
+    package: str,
+    options: tuple[str, ...],
+) -> None:
+    """As after an install without `[files]`; a check writes no output, so it asks for nothing that writing needs."""
+    pq.write_table(pa.table({"prompt": ["a"]}), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "rows.jsonl.zst").write_bytes(zstandard.compress(b'{"prompt": "a"}\n'))
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = program(
+        "generate", source if "://" in source else tmp_path / source, "-o", tmp_path / output, *options
+    )
+    if "--check" in options and output == "out.parquet":
+        assert done.returncode == 0, done.stderr
+    else:
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "pip install 'millstream[files]'" in done.stderr
 
 
 def test_inputs_that_are_not_there_or_named_twice(program: Program, tmp_path: Path) -> None:
