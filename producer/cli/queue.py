@@ -14,7 +14,7 @@ from producer.cli.flags import Panelled
 if TYPE_CHECKING:
     from producer.client import Client
 
-group = typer.Typer(help="A queue as a whole: pause it, clear it, bound it, weigh its tenants.")
+group = typer.Typer(help="Pause a queue, clear it, bound it, weigh its tenants.")
 
 
 @group.command(cls=Panelled)
