@@ -1,24 +1,20 @@
 """From a job's chat to one text, by the template of the model or of the job.
 
 Templates are programs. transformers runs them in the immutable sandbox of jinja2: no range is longer than 100,000,
-nothing reaches Python. A template that came with a job may still run for ever, so it has a deadline, and what it
-wrote has a bound. Not covered: a single operation that makes something huge (`'x' * 10 ** 10`) is over before anyone
-can look; it costs the worker its memory, and a job that does so is convicted as any that crashes a worker.
+nothing reaches Python. The model's own is trusted as the model is; one that came with a job may run for ever or fill
+the memory, so it runs in a process of its own, and what it wrote has a bound.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from engine.trial import MEMORY_BYTES, Trial
 from protocol import ErrorCode, Job, Message, RequestError
 
 TEMPLATE_SECONDS = 5.0
@@ -77,12 +73,15 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat) -> str:
+def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat, trial: Trial) -> str:
     """The text of a chat, the special tokens of the template among it.
 
+    Args:
+        trial: of `engine.template_trial`.
+
     Raises:
-        RequestError: there is no template or no valid one, it refuses the messages, fails, takes too long or writes
-            too much; or the text is not Unicode.
+        RequestError: there is no template or no valid one, it refuses the messages, fails, takes too long, too much
+            memory or writes too much; or the text is not Unicode.
     """
     if not (job.chat_template or tokenizer.chat_template):
         raise _refusal(
@@ -91,69 +90,76 @@ def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat) -> str:
     opens_turn = job.add_generation_prompt
     if opens_turn is None:
         opens_turn = not job.continue_final_message
-
-    def apply() -> Any:
-        return tokenizer.apply_chat_template(
-            chat.messages,
-            tools=chat.tools,
-            chat_template=job.chat_template,
-            add_generation_prompt=opens_turn,
-            continue_final_message=job.continue_final_message,
-            tokenize=False,
-            **chat.variables,
-        )
-
-    try:
-        rendered: str = _in_time(apply) if job.chat_template else apply()
-    except _OutOfTime:
-        raise _refusal(f"the chat template ran for more than {TEMPLATE_SECONDS:g} s") from None
-    except TemplateSyntaxError as error:
-        whose = "chat_template" if job.chat_template else "the model's chat template"
-        raise _refusal(
-            f"{whose} is no valid template: line {error.lineno}: {_quote(error.message or '')}"
-        ) from error
-    except Exception as error:  # whatever a program can raise
-        raise _refusal(f"the chat template refused the messages: {_quote(error)}") from error
-    if len(rendered) > MAX_CHARACTERS:
-        raise _refusal(
-            f"the chat template wrote {len(rendered)} characters, at most {MAX_CHARACTERS} are taken"
-        )
+    asked = {
+        "tools": chat.tools,
+        "add_generation_prompt": opens_turn,
+        "continue_final_message": job.continue_final_message,
+        **chat.variables,
+    }
+    if job.chat_template:
+        rendered = _by_jobs_template(tokenizer, job.chat_template, chat, asked, trial)
+    else:
+        rendered = _by_models_template(tokenizer, chat, asked)
     _check_rendered(rendered, chat)
     return rendered
+
+
+def _by_models_template(tokenizer: PreTrainedTokenizerBase, chat: Chat, asked: dict[str, Any]) -> str:
+    try:
+        rendered: str = tokenizer.apply_chat_template(chat.messages, tokenize=False, **asked)
+    except TemplateSyntaxError as error:
+        raise _invalid("the model's chat template", error.lineno, error.message or "") from error
+    except Exception as error:  # whatever a program can raise
+        raise _refused_by(_message_of(error)) from error
+    if len(rendered) > MAX_CHARACTERS:
+        raise _too_long(len(rendered))
+    return rendered
+
+
+def _by_jobs_template(
+    tokenizer: PreTrainedTokenizerBase, template: str, chat: Chat, asked: dict[str, Any], trial: Trial
+) -> str:
+    """As `apply_chat_template` does it, elsewhere. Where the model's templates have names, the job's may be one."""
+    template = tokenizer.get_chat_template(template, chat.tools)
+    asked = {"chat_template": template, **tokenizer.special_tokens_map, **asked}
+    told = trial.ask([chat.messages, asked, MAX_CHARACTERS], TEMPLATE_SECONDS)
+    match told:
+        case {"text": str(text)}:
+            return text
+        case {"length": int(length)}:
+            raise _too_long(length)
+        case {"line": int(line), "fault": str(fault)}:
+            raise _invalid("chat_template", line, fault)
+        case {"fault": str(fault)}:
+            raise _refused_by(fault)
+    raise _refusal(
+        f"the chat template ran for more than {TEMPLATE_SECONDS:g} s, or took more than {MEMORY_BYTES >> 30} GiB"
+    )
+
+
+def _invalid(whose: str, line: int, fault: str) -> RequestError:
+    return _refusal(f"{whose} is no valid template: line {line}: {_quote(fault)}")
+
+
+def _refused_by(fault: str) -> RequestError:
+    return _refusal(f"the chat template refused the messages: {_quote(fault)}")
+
+
+def _too_long(length: int) -> RequestError:
+    return _refusal(f"the chat template wrote {length} characters, at most {MAX_CHARACTERS} are taken")
 
 
 def _refusal(message: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, message)
 
 
-def _quote(error: Exception | str) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
+def _message_of(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _quote(fault: str) -> str:
+    text = " ".join(fault.split())
     return text if len(text) <= MAX_QUOTE else text[:MAX_QUOTE] + "..."
-
-
-class _OutOfTime(BaseException):
-    """Not an Exception: jinja2's filters swallow some of those."""
-
-
-def _in_time(apply: Callable[[], Any]) -> Any:
-    """Call `apply`, for so long.
-
-    A thread cannot be stopped from outside. Python tells a trace function of every line that the thread runs, and
-    what that function raises ends the code that it looks at: loops, macros and filters of a template alike.
-    """
-    end = time.monotonic() + TEMPLATE_SECONDS
-
-    def trace(_frame: FrameType, _event: str, _argument: Any) -> Any:
-        if time.monotonic() > end:
-            raise _OutOfTime
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        return apply()
-    finally:
-        sys.settrace(before)
 
 
 def check_unicode(text: str, field: str) -> None:

@@ -32,7 +32,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from engine import json_schema, regex
-from engine.grammar_trial import Trial, limits
+from engine.grammar_trial import limits, try_to_compile
+from engine.trial import Trial
 from protocol import ErrorCode, RequestError, ResponseFormat
 from protocol.response_format import (
     ChoiceFormat,
@@ -72,7 +73,7 @@ class Grammars:
             eos_token_ids: every id that ends a sequence.
         """
         self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_token_ids)
-        self._trial = Trial()
+        self._trial = Trial("engine.grammar_trial")
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
 
@@ -122,7 +123,7 @@ class Grammars:
         except ImportError:
             raise ValueError("llguidance is not installed here: pip install 'millstream[worker]'") from None
         grammar = _translate(response_format, llguidance)
-        self._trial.check(grammar)
+        try_to_compile(self._trial, grammar)
         vocabulary = self._vocabulary.loaded(llguidance)
         matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=limits(llguidance))
         started = time.thread_time()

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.chat import Chat, check_unicode, render
 from engine.special_text import SpecialText
+from engine.trial import Trial
 from protocol import ErrorCode, Job, RequestError
 
 
@@ -23,6 +24,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self._special = SpecialText(tokenizer)
+        self._templates = Trial("engine.template_trial")
         self._adds_bos = tokenizer.bos_token_id is not None and tokenizer.encode("")[:1] == [
             tokenizer.bos_token_id
         ]
@@ -97,7 +99,7 @@ class Prompts:
         chat = Chat.of(job)
         chat, marks = self._special.hide(chat) if job.split_special_tokens else (chat, {})
         # The template writes the special tokens, BOS among them: the tokenizer adds none.
-        rendered = render(self._tokenizer, job, chat)
+        rendered = render(self._tokenizer, job, chat, self._templates)
         if not marks:
             return self._plain(rendered)
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -19,8 +20,12 @@ def make(**job: Any) -> Job:
     return Job.model_validate({"id": "job", **job})
 
 
+prompts_of = lru_cache(maxsize=64)(Prompts)
+"""Kept, since the process that renders the templates of jobs takes a second to start."""
+
+
 def encode(tokenizer: Any, **job: Any) -> list[int]:
-    (ids,) = Prompts(tokenizer).encode(make(**job))
+    (ids,) = prompts_of(tokenizer).encode(make(**job))
     return ids
 
 
