@@ -32,6 +32,25 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 _SCHEME = re.compile(r"(rediss?)(?:\+(sentinel|cluster))?|unix")
 _OURS = ("connection_class", "decode_responses", "find", "retry")
 """Arguments of a connection that no URL may set."""
+_HARMLESS = frozenset(
+    [
+        "db",
+        "protocol",
+        "client_name",
+        "max_connections",
+        "health_check_interval",
+        "socket_timeout",
+        "socket_connect_timeout",
+        "socket_keepalive",
+        "ssl_ca_certs",
+        "ssl_ca_path",
+        "ssl_certfile",
+        "ssl_keyfile",
+        "ssl_cert_reqs",
+        "ssl_check_hostname",
+    ]
+)
+"""Options whose values may be shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +75,8 @@ def resolve_url(flag: str | None, environ: Mapping[str, str]) -> str | None:
 
 
 def redact(url: str) -> str:
-    """The URL as it may be shown: without any password, also where it is no well-formed URL."""
+    """The URL as it may be shown: without any password, also where it is no well-formed URL, and without what stands
+    behind a name that we do not know: it may be a password's, misspelt."""
     scheme, mark, rest = url.partition("://")
     if not mark:
         scheme, rest = "", url
@@ -64,7 +84,13 @@ def redact(url: str) -> str:
         credentials, _, rest = rest.rpartition("@")
         user, colon, _ = credentials.partition(":")
         rest = f"{user}:***@{rest}" if colon else f"***@{rest}"
-    return scheme + mark + re.sub(r"(?i)([?&][a-z_]*password=)[^&#]*", r"\1***", rest)
+    path, mark_of_options, options = rest.partition("?")
+    return scheme + mark + path + mark_of_options + "&".join(map(_shown, options.split("&")))
+
+
+def _shown(option: str) -> str:
+    name, equals, _ = option.partition("=")
+    return option if name in _HARMLESS or not equals else f"{name}=***"
 
 
 def parse(url: str) -> Address:

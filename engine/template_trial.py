@@ -1,7 +1,7 @@
 """Chat templates that came with a job are rendered in a process of their own.
 
 They run in the immutable sandbox of jinja2: nothing reaches Python, and no range is longer than 100,000. But nested
-loops run for ever, one `x ** y` holds all threads of its process up for minutes, and `'x' * 10 ** 10` fills the memory.
+loops run for ever, one `x ** y` holds its whole process up for minutes, and `'x' * 10 ** 10` fills the memory.
 """
 
 from __future__ import annotations

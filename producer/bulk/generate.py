@@ -100,6 +100,8 @@ class DoneBefore:
     """The same run was complete."""
 
     torn: Sequence[str]
+    failed: int
+    """Rows in the error file."""
 
 
 def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
@@ -129,7 +131,7 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
         )
         if isinstance(manifest, Finished):
             places.inputs.drop_copies(places.folder)
-            return DoneBefore(manifest.torn)
+            return DoneBefore(manifest.torn, manifest.failed)
         with interrupt.at_once():
             source = places.inputs.state()
             counts = Counts(places.inputs.count())
@@ -138,7 +140,11 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
             _answer(order, places, manifest, spool, counts, interrupt, unusable, resumed=resumed)
             done = publish(spool, places, manifest)
         manifest.finished = Finished(
-            source=source, output=done.output, errors=done.errors, torn=places.inputs.torn
+            source=source,
+            output=done.output,
+            errors=done.errors,
+            torn=places.inputs.torn,
+            failed=sum(done.totals.failed.values()),
         )
         manifest.save(places.manifest)
         if manifest.format == "jsonl":  # its rows can be read back, to go on when the input grows

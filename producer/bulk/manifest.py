@@ -71,6 +71,8 @@ class Finished(BaseModel):
     errors: FileState
     torn: list[str] = []
     """What of the input was missing, in words."""
+    failed: int = 0
+    """Rows in the error file."""
 
 
 class Manifest(BaseModel):

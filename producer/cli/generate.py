@@ -18,6 +18,8 @@ from producer.cli.rows import BAD_IDS, FORMATS, OUTPUT_FORMATS, ROW_ORDERS
 from producer.cli.sampling import FLAGS as SAMPLING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from producer.bulk.generate import DoneBefore, Report
 
 
@@ -177,13 +179,21 @@ def _already_done(done: DoneBefore, output: Path, quiet: bool, as_json: bool) ->
                     "output": str(output.resolve()),
                     "already_complete": True,
                     "input_incomplete": list(done.torn),
+                    "failed": done.failed,
                 }
             )
         )
     elif not quiet:
-        note(f"{output} is complete already: nothing to do")
+        failed = f"; of its rows {done.failed:,} failed" if done.failed else ""
+        note(f"{output} is complete already: nothing to do{failed}")
     note_torn(done.torn)
-    return exits.INPUT_INCOMPLETE if done.torn else exits.OK
+    return _code(done.torn, done.failed)
+
+
+def _code(torn: Sequence[str], failed: int) -> int:
+    if torn:
+        return exits.INPUT_INCOMPLETE
+    return exits.ROW_ERRORS if failed else exits.OK
 
 
 def _report(report: Report, quiet: bool, as_json: bool) -> int:
@@ -195,9 +205,7 @@ def _report(report: Report, quiet: bool, as_json: bool) -> int:
         for line in _summary(report):
             print(line, file=sys.stderr)
     note_torn(report.torn)
-    if report.torn:
-        return exits.INPUT_INCOMPLETE
-    return exits.ROW_ERRORS if report.totals.failed else exits.OK
+    return _code(report.torn, sum(report.totals.failed.values()))
 
 
 def _summary(report: Report) -> list[str]:

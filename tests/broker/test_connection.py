@@ -90,6 +90,10 @@ def test_the_flag_beats_redis_url_beats_ours() -> None:
         ("user:secret@h", "user:***@h"),
         ("unix:///s?db=1&password=secret", "unix:///s?db=1&password=***"),
         ("rediss://h?ssl_password=secret&db=1", "rediss://h?ssl_password=***&db=1"),
+        (
+            "redis://h?pasword=secret&PASSWORD=secret&ssl_ca_certs=a",
+            "redis://h?pasword=***&PASSWORD=***&ssl_ca_certs=a",
+        ),
     ],
 )
 def test_a_password_is_never_shown(url: str, shown: str) -> None:
