@@ -232,8 +232,10 @@ class Fleet:
 
     def _note_end(self, worker: WorkerProcess) -> None:
         code = worker.process.returncode
-        if code != worker.asked_to_end:
-            lines = worker.log_path.read_text(errors="replace").splitlines() or [""]
+        lines = worker.log_path.read_text(errors="replace").splitlines() or [""]
+        # Python, while it imports, ends by SIGTERM as any program does: it has said nothing, and holds nothing.
+        ends_unborn = (code, worker.asked_to_end, lines) == (-signal.SIGTERM, 0, [""])
+        if code != worker.asked_to_end and not ends_unborn:
             asked = (
                 "nobody asked it to end"
                 if worker.asked_to_end is None

@@ -32,24 +32,11 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 _SCHEME = re.compile(r"(rediss?)(?:\+(sentinel|cluster))?|unix")
 _OURS = ("connection_class", "decode_responses", "find", "retry")
 """Arguments of a connection that no URL may set."""
-_HARMLESS = frozenset(
-    [
-        "db",
-        "protocol",
-        "client_name",
-        "max_connections",
-        "health_check_interval",
-        "socket_timeout",
-        "socket_connect_timeout",
-        "socket_keepalive",
-        "ssl_ca_certs",
-        "ssl_ca_path",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "ssl_cert_reqs",
-        "ssl_check_hostname",
-    ]
-)
+_HARMLESS = {
+    *("db", "protocol", "client_name", "max_connections", "health_check_interval"),
+    *("socket_timeout", "socket_connect_timeout", "socket_keepalive"),
+    *("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"),
+}
 """Options whose values may be shown."""
 
 

@@ -208,6 +208,7 @@ def _answer(
             manifest.run, order.defaults, model, order.rendering, order.wording, known_as=order.model
         )
         window = Window(queue, manifest.run, order.window)
+        stack.callback(window.close)
         rows = to_do(places.inputs, spool, requests, counts, unusable)
         run = Run(
             planned(rows) if order.plan else rows,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import chain
 from typing import TypeVar
 
@@ -43,6 +43,7 @@ SILENCE_S = 5.0
 """After this long without a completion the window is compared with what the server has."""
 EPOCH_S = 2.0
 """How often the server is asked whether it is the one that took the rows; if not, the window is compared at once."""
+CLOSING_S = 1.0
 _NO_ENTRY = "0-1"
 """Stands for the announcement of a job whose announcement was lost."""
 
@@ -172,6 +173,12 @@ class Window:
         self.settle()
         self._completions.forget(self._stored)
         self._stored.clear()
+
+    def close(self) -> None:
+        """Let what is on its way arrive, for `CLOSING_S`: the same run may go on elsewhere, and have these rows answered
+        and forgotten before they are submitted."""
+        if self._sending is not None:
+            wait([self._sending.taken], CLOSING_S)
 
     def end(self) -> None:
         """Delete what the run still has on the server. Raises as `leave`."""

@@ -3,6 +3,7 @@ what it had no room for, and what was on its way when it went; what is stored is
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,3 +181,23 @@ def test_nothing_is_left_of_stored_rows_on_the_server(queue: Queue) -> None:
     assert jobs_of(queue, RUN) == set()
     client: Any = queue.client
     assert client.exists(queue.keys.done(RUN)) == 0
+
+
+def test_what_is_on_its_way_has_arrived_when_a_window_closes(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = Window(queue, RUN, 100)
+    window.admit(Ask(Row(0, "digest", {}), Asked.of(_job(0)), 10))
+    closes = threading.Event()
+    send = queue.run_all
+
+    def late(sent: Any) -> Any:
+        assert closes.wait(10)
+        return send(sent)
+
+    monkeypatch.setattr(queue, "run_all", late)
+    assert window.submit()
+    assert jobs_of(queue, RUN) == set()
+    threading.Timer(0.1, closes.set).start()
+    window.close()
+    assert jobs_of(queue, RUN) == {f"{RUN}.0"}
