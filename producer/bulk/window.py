@@ -175,8 +175,8 @@ class Window:
         self._stored.clear()
 
     def close(self) -> None:
-        """Let what is on its way arrive, for `CLOSING_S`: the run may go on elsewhere, and have these rows answered and
-        forgotten before they are submitted."""
+        """Let what is on its way arrive, for `CLOSING_S`: the run may go on elsewhere, and have these rows answered
+        and forgotten before they are submitted."""
         if self._sending is not None:
             wait([self._sending.taken], CLOSING_S)
 
