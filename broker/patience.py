@@ -2,6 +2,9 @@
 
 A failover or a restart takes seconds, and redis-py's few retries are over in half of one. A call whose reply was
 lost is repeated too: every script answers a repetition as it answered the first time.
+
+What a server does not answer in time is not asked again within the few: with tries to connect inside of tries to
+call, a silent one was told of after four timeouts, or sixteen.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class Patient(Retry):
     """redis-py's retries, again and again until `patience_s` seconds are over."""
 
     def __init__(self, patience_s: float, backoff: AbstractBackoff, retries: int) -> None:
-        super().__init__(backoff, retries)
+        super().__init__(backoff, retries, (redis.ConnectionError,))
         self._patience_s = patience_s
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
@@ -46,7 +49,7 @@ class PatientAsync(AsyncRetry):
     """As `Patient`, for asyncio."""
 
     def __init__(self, patience_s: float, backoff: AbstractBackoff, retries: int) -> None:
-        super().__init__(backoff, retries)
+        super().__init__(backoff, retries, (redis.ConnectionError,))
         self._patience_s = patience_s
 
     async def call_with_retry(

@@ -19,9 +19,10 @@ from producer.batch.webhook import check_url
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
 from producer.bulk.parquet_output import check_parquet
-from producer.bulk.wording import Wording
+from producer.bulk.wording import Wording, named_columns
 from producer.refusal import Refused
 from producer.request import build_job
+from protocol import MillstreamError
 
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -122,15 +123,24 @@ def seconds_of(option: str, text: str) -> int:
     return seconds
 
 
+def _copy(source: Path, copy: Path) -> None:
+    try:
+        shutil.copyfile(source, copy)
+    except OSError as error:  # which names the source, also where it is the copy's disk that is full
+        raise MillstreamError(f"cannot copy {source} to {copy}: {error.strerror}") from None
+
+
 def _fill(folder: Folder, batch_id: str, asked: Asked, queue: str) -> None:
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     folder.path.mkdir(mode=0o700)
     copies = []
-    for number, one in enumerate(asked.inputs.fetched(folder.path).inputs):
+    fetched = asked.inputs.fetched(folder.path)
+    fetched.check_columns(named_columns(asked.wording, asked.id_column))
+    for number, one in enumerate(fetched.inputs):
         assert one.path is not None
         copy = folder.path / f"input-{number}"
         if one.path != copy:
-            shutil.copyfile(one.path, copy)
+            _copy(one.path, copy)
         with copy.open("rb") as file:
             os.fsync(file.fileno())
         copies.append(CopiedInput(name=one.name, format=one.format, file=copy.name))

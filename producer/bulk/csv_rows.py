@@ -43,6 +43,13 @@ def read_csv(file: BinaryIO, name: str, after: int = 0) -> Iterator[Line | BadRo
             yield _row(number, header, cells)
 
 
+def csv_columns(file: BinaryIO, name: str) -> list[str]:
+    """The names of its columns. Raises as `read_csv`."""
+    csv.field_size_limit(LONGEST_LINE)
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    return _header(csv.reader(text, strict=True), name)
+
+
 def _header(reader: Iterator[list[str]], name: str) -> list[str]:
     try:
         header = next(reader, [])

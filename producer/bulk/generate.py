@@ -34,7 +34,7 @@ from producer.bulk.run import Outlook, Run, Served
 from producer.bulk.spool import Spool
 from producer.bulk.stale import cancel_stale, drop_superseded
 from producer.bulk.window import Window
-from producer.bulk.wording import Wording
+from producer.bulk.wording import Wording, named_columns
 from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
 from producer.request import build_job
@@ -121,6 +121,7 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
     with locked(places):
         with interrupt.at_once():
             places = replace(places, inputs=order.inputs.fetched(places.folder))
+            places.inputs.check_columns(named_columns(order.wording, order.id_column))
             unusable = _check_ids(places.inputs, order)
         manifest = begin(
             places,

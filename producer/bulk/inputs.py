@@ -14,7 +14,7 @@ import hashlib
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
@@ -22,16 +22,17 @@ from typing import Literal
 
 from msgspec import structs
 
-from producer.bulk.csv_rows import read_csv
+from producer.bulk.csv_rows import csv_columns, read_csv
 from producer.bulk.lines import BadRow, Line, count_lines, file_and_line, position, read_lines
 from producer.bulk.manifest import FileState
 from producer.bulk.packed import open_unpacked
-from producer.bulk.parquet_rows import MAGIC, count_parquet, read_parquet
+from producer.bulk.parquet_rows import MAGIC, count_parquet, open_parquet, read_parquet
 from producer.refusal import Refused
 
 Format = Literal["jsonl", "csv", "parquet"]
 FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
 STDIN = "-"
+MOST_COLUMNS_SHOWN = 20
 _CHUNK = 1 << 20
 _ENDINGS: dict[str, Format] = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 _PACKED_ENDINGS = (".gz", ".gzip", ".zst", ".zstd")
@@ -83,6 +84,25 @@ class Inputs:
                 if several:
                     row = structs.replace(row, number=start + row.number, file=one.name)
                 yield row
+
+    def check_columns(self, wanted: Mapping[str, str | None]) -> None:
+        """See that tables have the columns that a command names; lines of JSON may have any, each its own.
+
+        Args:
+            wanted: flags and what they name; None: not given.
+
+        Raises:
+            Refused: one is not there, or an input cannot be read as what it is.
+        """
+        for one in self.inputs:
+            columns = _columns(one) if any(wanted.values()) else None
+            if columns is None:
+                continue
+            for flag, column in wanted.items():
+                if column is not None and column not in columns:
+                    shown = ", ".join(columns[:MOST_COLUMNS_SHOWN]) or "none"
+                    more = ", ..." if len(columns) > MOST_COLUMNS_SHOWN else ""
+                    raise Refused(f"{one.name} has no column {column!r} ({flag}); its columns: {shown}{more}")
 
     def count(self) -> int:
         """How many rows there are: one pass over the bytes, for the progress display."""
@@ -151,6 +171,18 @@ def find_inputs(names: Iterable[str], format: Format | None = None) -> Inputs:
     if sum(one.name == STDIN for one in found) > 1:
         raise Refused("standard input is named twice")
     return Inputs(found)
+
+
+def _columns(one: Input) -> list[str] | None:
+    """Of a table; None of lines."""
+    path = _there(one)
+    if one.format == "parquet":
+        return list(open_parquet(path).schema_arrow.names)
+    if one.format != "csv":
+        return None
+    file, _ = open_unpacked(path)
+    with file:
+        return csv_columns(file, one.name)
 
 
 def _count(one: Input) -> int:

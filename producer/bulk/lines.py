@@ -184,13 +184,13 @@ def _parse_object(line: Line) -> dict[str, Any]:
             "invalid_utf8", f"byte {error.start + 1} of the line is no UTF-8 ({error.reason})"
         ) from None
     except json.JSONDecodeError as error:
-        raise _Fault("invalid_json", f"{error.msg} (character {error.pos + 1})") from None
+        raise _Fault("invalid_json", f"no JSON: {error.msg} (character {error.pos + 1})") from None
     except RecursionError:
         raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep") from None
     except ValueError as error:  # an integer of thousands of digits
         raise _Fault("invalid_json", str(error).partition(";")[0]) from None
     if not isinstance(value, dict):
-        raise _Fault("invalid_row", f"a row is a JSON object, this is {_kind(value)}")
+        raise _Fault("invalid_row", f"a row is a JSON object in a line of its own, this is {_kind(value)}")
     _check_writable(line.raw, value)
     return value
 

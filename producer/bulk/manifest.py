@@ -189,7 +189,7 @@ class Manifest(BaseModel):
 
 def _shown(value: Any) -> str:
     """A value in a message: schemas, tools and templates are long."""
-    text = str(value)
+    text = "not given" if value is None else str(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 

@@ -65,6 +65,8 @@ class Wording(BaseModel):
         if self.prompt_column not in columns:
             raise RequestError(ErrorCode.INVALID_REQUEST, f"there is no column {self.prompt_column!r}")
         value = columns[self.prompt_column]
+        if value is None:
+            raise RequestError(ErrorCode.INVALID_REQUEST, f"the column {self.prompt_column!r} is null here")
         is_chat = isinstance(value, list) and any(isinstance(turn, dict) for turn in value)
         return (None, value) if is_chat else (value, None)
 
@@ -104,3 +106,8 @@ class Wording(BaseModel):
 
 def _has_system(messages: list[Any]) -> bool:
     return any(isinstance(turn, dict) and turn.get("role") == "system" for turn in messages[:1])
+
+
+def named_columns(wording: Wording, id_column: str | None) -> dict[str, str | None]:
+    """The flags that name a column, and what they name."""
+    return {"--prompt-column": wording.prompt_column, "--id-column": id_column}

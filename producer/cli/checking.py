@@ -13,7 +13,7 @@ from producer.bulk.ids import refuse_bad_ids
 from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, where
 from producer.bulk.requests import Requests
-from producer.bulk.wording import Wording
+from producer.bulk.wording import Wording, named_columns
 from producer.cli import exits
 from producer.cli.flags import Given
 from producer.cli.screen import note, note_torn
@@ -46,6 +46,7 @@ def check_inputs(
     rows: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         inputs = inputs.fetched(Path(folder))
+        inputs.check_columns(named_columns(wording, id_column))
         if bad_ids == "refuse":
             refuse_bad_ids(inputs, id_column)
         for asked in faults(inputs, requests, id_column):

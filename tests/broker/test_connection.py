@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -76,6 +76,43 @@ def test_the_flag_beats_redis_url_beats_ours() -> None:
     assert resolve_url(None, {"MILLSTREAM_REDIS_URL": "redis://m"}) == "redis://m"
     assert resolve_url(None, {"REDIS_URL": "", "MILLSTREAM_REDIS_URL": "redis://m"}) == "redis://m"
     assert resolve_url(None, {}) is None
+
+
+class Silent:
+    """A port that takes connections and never says a word."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.taken: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            while True:
+                self.taken.append(self._listener.accept()[0])
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for one in (self._listener, *self.taken):
+            one.close()
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
+def test_a_server_that_says_nothing_is_asked_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
+    server = Silent()
+
+    async def ask() -> None:
+        async with connection.connect_async(server.url) as client:
+            await client.ping()
+
+    call = connect(server.url).ping if kind == "sync" else lambda: asyncio.run(ask())
+    with closing(server), pytest.raises(redis.TimeoutError):
+        call()
+    assert len(server.taken) == 1
 
 
 @pytest.mark.parametrize(

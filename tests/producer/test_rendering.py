@@ -155,7 +155,10 @@ def test_a_run_asked_with_another_template_is_another_run(program: Program, url:
     with FakeWorker(url) as worker:
         assert program("generate", source, "-o", output).returncode == 0
         refused = program("generate", source, "-o", output, "--chat-template", tmp_path / "t.jinja")
-        assert (refused.returncode, "chat_template: None, now {{ messages }}" in refused.stderr) == (2, True)
+        assert (refused.returncode, "chat_template: not given, now {{ messages }}" in refused.stderr) == (
+            2,
+            True,
+        )
         assert len(refused.stderr) < 500
         again = program("generate", source, "-o", output)
         assert (again.returncode, "nothing to do" in again.stderr, len(worker.answered)) == (0, True, 1)

@@ -394,6 +394,33 @@ def test_templates_are_sandboxed_and_bounded() -> None:
         Wording(prompt_template="{{ a").check()
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.csv.gz", "in.parquet"])
+@pytest.mark.parametrize("flag", ["--prompt-column", "--id-column"])
+def test_a_column_that_a_table_lacks_is_refused_before_anything_runs(
+    program: Program, tmp_path: Path, name: str, flag: str
+) -> None:
+    """Else each row would be an error, and the mended command another question."""
+    source, output = tmp_path / name, tmp_path / "out.jsonl"
+    table = b"prompt;answer\na;b\n" if "csv" in name else b""
+    source.write_bytes(gzip.compress(table) if name.endswith("gz") else table)
+    if name.endswith("parquet"):
+        pq.write_table(pa.table({"prompt;answer": ["a"]}), source)
+    for verb in (
+        ("generate", source, "-o", output),
+        ("generate", source, "--check"),
+        ("batch", "submit", source),
+    ):
+        done = program(*verb, flag, "text")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert f"has no column 'text' ({flag}); its columns: prompt;answer" in done.stderr
+    assert not output.exists()
+
+
+def test_a_null_prompt_names_its_column() -> None:
+    with pytest.raises(RequestError, match="'text' is null"):
+        Wording(prompt_column="text").question({"text": None})
+
+
 def test_columns_become_a_chat() -> None:
     turns = [{"role": "user", "content": "hi"}]
     assert Wording(system="Be brief.", prompt_column="q").question({"q": "why?"})["messages"] == [
