@@ -22,7 +22,7 @@ def queue(fake_redis: fakeredis.FakeRedis) -> Queue:
     queue = Queue(fake_redis, KEYS)
     worker = Worker(queue)
     for job_id, ttl in [("kept", 0), ("ended", 60), ("running", 60), ("waiting", 60)]:
-        put(queue, job_id, result_ttl_s=ttl, run="r")
+        put(queue, job_id, result_ttl_s=ttl, run=None if job_id == "ended" else "r")
     for lease in worker.lease(3):
         say(queue, lease, 1, "x")
         if lease.id != "running":

@@ -44,8 +44,9 @@ Step = Callable[[Queue], object]
 
 @pytest.fixture
 def valkey(_session_servers: dict[str, RealServer]) -> Iterator[Queue]:
-    """A queue on the server that comes along; the cases empty it themselves."""
+    """A queue on the server that comes along, empty; cases of one test empty it themselves."""
     opened = Queue(connect(shared_server("valkey", _session_servers).url), KEYS)
+    opened.client.flushall()
     yield opened
     opened.client.flushall()
     opened.close()
