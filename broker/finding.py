@@ -14,6 +14,7 @@ to the old primary for ever.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -152,7 +153,13 @@ class _Packer(sync.HiredisRespSerializer):
 
 
 class _Finding:
-    """What a blocking connection does beside redis-py's own: find the server, and leave it."""
+    """What a blocking connection does beside redis-py's own: find the server, and leave it.
+
+    A new connection is not pinged: redis-py does so within connecting, and where a server answers that it is loading,
+    it connects again within that, ever deeper, until Python's limit (in some four seconds).
+    """
+
+    health_check_interval: float
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
@@ -161,6 +168,7 @@ class _Finding:
     def _connect(self) -> Any:
         if self._find is not None:
             self.host, self.port = self._find()
+        self.next_health_check = time.monotonic() + self.health_check_interval
         return super()._connect()  # type: ignore[misc]
 
     def read_response(self, *args: Any, **options: Any) -> Any:
@@ -174,6 +182,8 @@ class _Finding:
 class _FindingAsync:
     """As `_Finding`, for asyncio; the asking is rare, and done by a thread."""
 
+    health_check_interval: float
+
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
         self._packer = _Packer()
@@ -182,6 +192,7 @@ class _FindingAsync:
     async def _connect(self) -> Any:
         if self._find is not None:
             self.host, self.port = await asyncio.to_thread(self._find)
+        self.next_health_check = asyncio.get_running_loop().time() + self.health_check_interval
         return await super()._connect()  # type: ignore[misc]
 
     def pack_command(self, *args: Any) -> list[bytes]:

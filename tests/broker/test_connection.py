@@ -101,6 +101,26 @@ class Silent:
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])
+def test_a_new_connection_is_not_pinged(kind: str, fresh_server: RealServer) -> None:
+    """redis-py would, and connect again within that while the server loads its data, ever deeper."""
+
+    async def ask() -> None:
+        async with connect_async(fresh_server.url) as client:
+            await client.echo("x")
+
+    with redis.Redis.from_url(fresh_server.url, health_check_interval=0) as observer:
+        observer.config_resetstat()
+        if kind == "sync":
+            with connect(fresh_server.url) as client:
+                client.echo("x")
+        else:
+            asyncio.run(ask())
+        done: Any = observer.info("commandstats")
+    assert done["cmdstat_echo"]["calls"] == 1
+    assert "cmdstat_ping" not in done
+
+
+@pytest.mark.parametrize("kind", ["sync", "asyncio"])
 def test_a_server_that_says_nothing_is_asked_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "SOCKET_TIMEOUT_S", 0.2)
     server = Silent()

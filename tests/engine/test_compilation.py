@@ -107,6 +107,7 @@ print(json.dumps(counters["inductor"]))
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_a_second_compiled_start_finds_its_code_on_disk(tiny_model_dir: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     starts = []
