@@ -159,7 +159,8 @@ class _Finding:
     it connects again within that, ever deeper, until Python's limit (in some four seconds).
     """
 
-    health_check_interval: float
+    health_check_interval: Any
+    next_health_check: Any
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
@@ -182,7 +183,8 @@ class _Finding:
 class _FindingAsync:
     """As `_Finding`, for asyncio; the asking is rare, and done by a thread."""
 
-    health_check_interval: float
+    health_check_interval: Any
+    next_health_check: Any
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
