@@ -5,9 +5,8 @@
 
 Parent to model process: `Load` once, then `Run` and `Drop`, a list of all that is said in one go. Model process to
 parent: `Ready` or `Failed`, then a `Step` after every step that has something to tell, and `Lost` as the last word
-where its device has failed. The pipes
-are bounded by the operating system: a parent that waits for a slow Redis reads no more, so the model process waits at
-its next write and memory does not grow.
+where its device has failed. The pipes are bounded by the operating system: a parent that waits for a slow Redis reads
+no more, so the model process waits at its next write and memory does not grow.
 
 A step of 64 rows takes msgspec 9 us to write and 31 to read and check; JSON and dataclasses took 295 and 190.
 """
