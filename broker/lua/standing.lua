@@ -116,4 +116,3 @@ local function expire_overdue(now)
     end
   end
 end
-
