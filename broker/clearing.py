@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,19 @@ def clearing(keys: Keys, what: What) -> Generator[Call[Any], Any, Cleared]:
             cancelled += cleared.cancelled
             cancelling += cleared.cancelling
     return Cleared(cancelled, cancelling)
+
+
+def clear_all(run: Callable[[Call[Any]], Any], keys: Keys, what: What) -> Cleared:
+    """Clear a queue by a function that runs a call and returns its reply."""
+    steps = clearing(keys, what)
+    reply: Any = None
+    while True:
+        try:
+            call = steps.send(reply)
+        except StopIteration as through:
+            cleared: Cleared = through.value
+            return cleared
+        reply = run(call)
 
 
 def places(keys: Keys, what: What) -> Call[list[str]]:

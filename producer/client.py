@@ -18,7 +18,7 @@ import redis
 
 from broker import calls
 from broker.calls import Cancelled, Limits, Look, Status
-from broker.clearing import Cleared, clearing
+from broker.clearing import Cleared, clear_all
 from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
 from broker.queue import Queue, T
@@ -266,15 +266,7 @@ class Client:
             RequestError: no job can have that priority or tenant.
             BrokerUnreachable: the server is gone; some are cancelled, and the same call goes on with the others.
         """
-        steps = clearing(self.queue.keys, jobs_asked_for(priority, tenant, running))
-        reply: Any = None
-        while True:
-            try:
-                call = steps.send(reply)
-            except StopIteration as through:
-                cleared: Cleared = through.value
-                return cleared
-            reply = self.run(call)
+        return clear_all(self.run, self.queue.keys, jobs_asked_for(priority, tenant, running))
 
     def limits(self, max_entries: int | None = None, max_bytes: int | None = None) -> Limits:
         """Set how much the queue holds, waiting and running, or ask.

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from producer.bulk.lines import LONGEST_LINE, BadRow, Line
 from producer.refusal import Refused
@@ -25,9 +25,7 @@ def read_csv(file: BinaryIO, name: str, after: int = 0) -> Iterator[Line | BadRo
     Raises:
         Refused: the header names no columns, or one twice.
     """
-    csv.field_size_limit(LONGEST_LINE)
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(text, strict=True)
+    reader = _reader(file)
     header = _header(reader, name)
     while True:
         number = reader.line_num + 1
@@ -45,9 +43,13 @@ def read_csv(file: BinaryIO, name: str, after: int = 0) -> Iterator[Line | BadRo
 
 def csv_columns(file: BinaryIO, name: str) -> list[str]:
     """The names of its columns. Raises as `read_csv`."""
+    return _header(_reader(file), name)
+
+
+def _reader(file: BinaryIO) -> Any:
     csv.field_size_limit(LONGEST_LINE)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    return _header(csv.reader(text, strict=True), name)
+    return csv.reader(text, strict=True)
 
 
 def _header(reader: Iterator[list[str]], name: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from broker import calls
 from broker.calls import Lease
-from broker.clearing import Cleared, What, clearing
+from broker.clearing import Cleared, What, clear_all
 from broker.keys import Keys
 from broker.queue import Queue
 from protocol import (
@@ -101,15 +101,7 @@ def end(queue: Queue, lease: Lease, logged: int = 0, text: str = "", **rest: Any
 
 def clear(queue: Queue, what: What) -> Cleared:
     """Cancel a queue's jobs, slice by slice."""
-    steps = clearing(queue.keys, what)
-    reply: Any = None
-    while True:
-        try:
-            call = steps.send(reply)
-        except StopIteration as through:
-            cleared: Cleared = through.value
-            return cleared
-        reply = queue.run(call)
+    return clear_all(queue.run, queue.keys, what)
 
 
 def lapse(queue: Queue, *ids: str) -> None:
