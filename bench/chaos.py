@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from bench.chaos_books import Account, Fault, judge
+from bench.chaos_books import Account, Fault, Times, judge
 from bench.chaos_clients import People, cancel
 from bench.chaos_disturbances import ACTS, Field, Schedule
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans, undisturbed
@@ -211,6 +211,7 @@ async def _faults(accounts: list[Account], stage: Stage) -> list[Fault]:
     """All that is wrong; the queue is emptied for it."""
     faults = [fault for account in accounts for fault in judge(account)]
     faults += await stage.referee.dead_letter_faults(accounts)
+    faults += await stage.referee.lasting()
     await stage.referee.collect()
     faults += await stage.referee.left()
     return faults + [Fault("stray", "-", stray) for stray in stage.fleet.strays]
@@ -264,6 +265,7 @@ def _room(part: Part, stage: Stage) -> int:
 async def _account(plan: Plan, expected: Expected, stage: Stage) -> Account:
     found = await stage.referee.found(plan.id)
     result = found.look.result
+    times = Times(*stage.people.submitted[plan.id], found.not_before, found.deadline)
     return Account(
         plan,
         expected,
@@ -271,7 +273,7 @@ async def _account(plan: Plan, expected: Expected, stage: Stage) -> Account:
         result,
         stage.referee.ends.get(plan.id, []),
         [*stage.people.streams_of(plan.id), found.log],
-        found.submitted_at,
+        times,
         stage.people.cancelled.get(plan.id),
     )
 

@@ -56,6 +56,19 @@ class Stream:
     """What the client library said that it should not have."""
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a job was submitted, and which times the server keeps of it, in seconds since the epoch.
+
+    Its people's clock and the server's are one machine's.
+    """
+
+    sent: float
+    accepted: float
+    not_before: float | None = None
+    deadline: float | None = None
+
+
 @dataclass(slots=True)
 class Account:
     """All that is known of one accepted job."""
@@ -67,8 +80,7 @@ class Account:
     ends: list[str]
     """States in which it was announced as ended."""
     streams: list[Stream]
-    submitted_at: float | None = None
-    """By the server's clock, as a result's times are; None where nothing is left of the job."""
+    times: Times
     cancel_answer: str | None = None
     """What a cancel of it was answered; None without one."""
 
@@ -255,17 +267,27 @@ def _may_end_so(account: Account, result: Result) -> bool:
 
 def _time_faults(account: Account, result: Result) -> list[Fault]:
     """It started neither before its time nor after its deadline, did not expire before it, and a cancel held."""
-    job, found = account.plan.job, []
+    job, times, found = account.plan.job, account.times, []
     if account.cancel_answer == "cancelled" and result.state != "cancelled":
         found.append(f"a cancel was answered 'cancelled', and it ended as {result.state}")
-    if account.submitted_at is not None:
-        early = account.submitted_at + (job.delay_s or 0.0)
-        late = account.submitted_at + (job.deadline_in_s or math.inf)
-        if result.started_at is not None and not early - ROUNDING_S <= result.started_at <= late + ROUNDING_S:
-            found.append(f"it started at {result.started_at:.3f}, and may from {early:.3f} to {late:.3f}")
-        if result.state == "expired" and (result.finished_at or 0.0) < late - ROUNDING_S:
-            found.append(f"it expired at {result.finished_at}, before its deadline {late:.3f}")
+    found += _kept_faults("time to start", job.delay_s, times.not_before, times)
+    found += _kept_faults("deadline", job.deadline_in_s, times.deadline, times)
+    early, late = times.not_before or times.sent, times.deadline or math.inf
+    if result.started_at is not None and not early - ROUNDING_S <= result.started_at <= late + ROUNDING_S:
+        found.append(f"it started at {result.started_at:.3f}, and may from {early:.3f} to {late:.3f}")
+    if result.state == "expired" and (result.finished_at or 0.0) < late - ROUNDING_S:
+        found.append(f"it expired at {result.finished_at}, before its deadline {late:.3f}")
     return [Fault("changed", account.id, what) for what in found]
+
+
+def _kept_faults(name: str, after_s: float | None, kept: float | None, times: Times) -> list[str]:
+    """What is wrong with a time that the server keeps of a job; it was asked for as seconds after the submission."""
+    if after_s is None or kept is None:
+        return [] if after_s == kept else [f"its {name} is kept as {kept}, and {after_s} s were asked for"]
+    early, late = times.sent + after_s, times.accepted + after_s
+    if early - ROUNDING_S <= kept <= late + ROUNDING_S:
+        return []
+    return [f"its {name} is kept as {kept:.3f}, and is between {early:.3f} and {late:.3f}"]
 
 
 def _choice_faults(

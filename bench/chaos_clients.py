@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -39,6 +40,8 @@ class People:
     def __init__(self, client: AsyncClient, referee: Referee, seed: int) -> None:
         self.accepted: dict[str, float] = {}
         """When each job was accepted, in seconds since the run began."""
+        self.submitted: dict[str, tuple[float, float]] = {}
+        """When each was sent for the first time and when it was accepted, in seconds since the epoch."""
         self.streams: list[Stream] = []
         self.cancelled: dict[str, str] = {}
         """What each cancel was answered."""
@@ -67,8 +70,10 @@ class People:
                 await self.an_end(LOOK_AGAIN_S)
                 continue
             batch, left = left[:count], left[count:]
+            sent = time.time()
             await self._insist(partial(self._client.submit_many, [plan.job for plan in batch]))
             for plan in batch:
+                self.submitted[plan.id] = sent, time.time()
                 self.accepted[plan.id] = self._referee.now
                 if plan.watch is not None:
                     self._begin(self._watch(plan))

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.1
 AT_ONCE = 200
+NO_EXPIRY = -1
+"""What TTL answers of a key that stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,9 @@ class Found:
 
     look: Look
     log: Stream
-    submitted_at: float | None
-    """By the server's clock."""
+    not_before: float | None
+    deadline: float | None
+    """Seconds since the epoch, by the server's clock."""
 
 
 class Referee:
@@ -108,8 +111,8 @@ class Referee:
         look = await self.run(calls.look(self.keys, job_id))
         raw: list[bytes] = await self.ask(lambda: self.client.lrange(self.keys.log(job_id), 0, -1))
         log = Stream(job_id, "log", [decode_event(event) for event in raw], is_whole=look.result is not None)
-        submitted_ms = await self.ask(lambda: self.client.hget(self.keys.job(job_id), "submitted"))
-        return Found(look, log, None if submitted_ms is None else int(submitted_ms) / 1000)
+        kept = await self.ask(lambda: self.client.hmget(self.keys.job(job_id), "not_before", "deadline"))
+        return Found(look, log, *(None if ms is None else int(ms) / 1000 for ms in kept))
 
     async def dead_letter_faults(self, accounts: Iterable[Account]) -> list[Fault]:
         """Each job that ended dead has one letter, and no other job has one."""
@@ -118,6 +121,16 @@ class Referee:
         due = Counter(account.id for account in accounts if account.state == "dead")
         lost = [Fault("lost", job_id, "it is dead, and has no dead letter") for job_id in due - letters]
         return lost + [Fault("doubled", job_id, "a dead letter too many") for job_id in letters - due]
+
+    async def lasting(self) -> list[Fault]:
+        """Keys of ended jobs that would stay for ever if nobody collected them."""
+        found = []
+        for job_id in self.entries:
+            names = (self.keys.job(job_id), self.keys.log(job_id), self.keys.result(job_id))
+            for name in names:
+                if await self.ask(partial(self.client.ttl, name)) == NO_EXPIRY:
+                    found.append(Fault("leaked", job_id, f"the key {name} has no expiry"))
+        return found
 
     async def collect(self) -> None:
         """Delete every job that has ended, as a bulk run does, and the dead letters."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import chaos
-from bench.chaos_books import Account, Fault, Pause, Stream, judge, longest_pause
+from bench.chaos_books import Account, Fault, Pause, Stream, Times, judge, longest_pause
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans
 from bench.chaos_proxy import Proxy
 from bench.chaos_referee import leaked
@@ -47,6 +47,7 @@ def account(seen: list[AnyEvent] | None = None, **changes: Any) -> Account:
         "result": Result(id="j", state="succeeded", choices=[WHOLE], usage=USAGE, attempt=2),
         "ends": ["succeeded"],
         "streams": [Stream("j", "live", events() if seen is None else seen, is_whole=True)],
+        "times": Times(sent=100.0, accepted=101.0),
     }
     return Account(**(fields | changes))
 
@@ -163,13 +164,15 @@ def test_who_may_end_otherwise_says_the_beginning() -> None:
     due = Plan(Job(id="j", prompt="a b c", deadline_in_s=1.0))
     part = choice(text="a", token_ids=[0], finish_reason="cancelled")
     for plan, state in [(cancelled, "cancelled"), (due, "expired")]:
-        result = ended(state=state, choices=[part], error=JobError(code=state, message="over"))
+        over = JobError(code=state, message="over")
+        result = ended(state=state, choices=[part], error=over, finished_at=102.0)
         right: dict[str, Any] = {
             "plan": plan,
             "result": result,
             "state": state,
             "ends": [state],
             "streams": [],
+            "times": kept_of(plan, 100.5),
         }
         assert judge(account(**right)) == []
         wrong = result.model_copy(update={"choices": [part.model_copy(update={"token_ids": [1]})]})
@@ -187,12 +190,14 @@ def test_a_job_may_fail_for_the_device_only_where_it_is_not_to_be_tried_again() 
 @pytest.mark.parametrize(
     ("plan", "times", "answer", "is_right"),
     [
-        ({"delay_s": 2.0}, {"started_at": 102.0}, None, True),
-        ({"delay_s": 2.0}, {"started_at": 101.9}, None, False),
-        ({"deadline_in_s": 2.0}, {"started_at": 101.9}, None, True),
-        ({"deadline_in_s": 2.0}, {"started_at": 102.1}, None, False),
-        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 102.0}, None, True),
-        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 101.9}, None, False),
+        ({}, {"started_at": 100.0}, None, True),
+        ({}, {"started_at": 99.9}, None, False),
+        ({"delay_s": 2.0}, {"started_at": 102.5}, None, True),
+        ({"delay_s": 2.0}, {"started_at": 102.4}, None, False),
+        ({"deadline_in_s": 2.0}, {"started_at": 102.4}, None, True),
+        ({"deadline_in_s": 2.0}, {"started_at": 102.6}, None, False),
+        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 102.5}, None, True),
+        ({"deadline_in_s": 2.0}, {"state": "expired", "finished_at": 102.4}, None, False),
         ({}, {}, "cancelling", True),
         ({}, {}, "cancelled", False),
         ({}, {"state": "cancelled"}, "cancelled", True),
@@ -202,16 +207,41 @@ def test_a_job_keeps_to_its_times_and_to_its_cancel(
     plan: dict[str, Any], times: dict[str, Any], answer: str | None, is_right: bool
 ) -> None:
     result = ended(**times)
+    judged_plan = Plan(Job(id="j", prompt="a b c", **plan), cancel_after_s=1.0)
     judged = account(
-        plan=Plan(Job(id="j", prompt="a b c", **plan), cancel_after_s=1.0),
+        plan=judged_plan,
         result=result,
         state=result.state,
         ends=[result.state],
         streams=[],
-        submitted_at=100.0,
+        times=kept_of(judged_plan, 100.5),
         cancel_answer=answer,
     )
     assert kinds(judged) == (set() if is_right else {"changed"})
+
+
+def kept_of(plan: Plan, taken: float) -> Times:
+    """What the server keeps of a job that it took half-way between sending and acceptance."""
+    delay_s, deadline_s = plan.job.delay_s, plan.job.deadline_in_s
+    return Times(
+        taken - 0.5,
+        taken + 0.5,
+        None if delay_s is None else taken + delay_s,
+        None if deadline_s is None else taken + deadline_s,
+    )
+
+
+@pytest.mark.parametrize("name", ["not_before", "deadline"])
+@pytest.mark.parametrize(("kept", "is_right"), [(2.0, True), (1.4, False), (2.6, False), (None, False)])
+def test_the_times_that_a_job_asked_for_are_those_that_the_server_keeps(
+    name: str, kept: float | None, is_right: bool
+) -> None:
+    asked = {"not_before": "delay_s", "deadline": "deadline_in_s"}[name]
+    times = replace(kept_of(Plan(Job(id="j", prompt="a")), 100.5), **{name: kept and 100.5 + kept})
+    judged = account(plan=Plan(Job(id="j", prompt="a b c", **{asked: 2.0})), times=times)
+    assert kinds(judged) == (set() if is_right else {"changed"})
+    unasked = account(times=times)
+    assert kinds(unasked) == (set() if kept is None else {"changed"})
 
 
 def test_a_leaked_key_is_found() -> None:
