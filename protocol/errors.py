@@ -25,10 +25,10 @@ class ErrorCode(StrEnum):
     LOST_PAYLOAD = "lost_payload"
     SPOILT_JOB = "spoilt_job"
     """Somebody changed its keys by hand, so that no script could go by them."""
-    QUEUE_FULL = "queue_full"
     DEVICE_ERROR = "device_error"
     """Memory or device failed under it; another try may pass."""
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
 
 
 MAY_PASS = frozenset({ErrorCode.DEVICE_ERROR})

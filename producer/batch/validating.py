@@ -23,7 +23,7 @@ from producer.batch.rows import RowsWriter
 from producer.bulk import records
 from producer.bulk.ids import BadIds, name_column_of, taken, unnamed
 from producer.bulk.intake import Ask, ask
-from producer.bulk.lines import BadRow, Line, Row, parse
+from producer.bulk.lines import BadRow, Line, Row, RowFault, parse
 from producer.bulk.manifest import write_durably
 from producer.bulk.openai import CHATS, COMPLETIONS
 from producer.bulk.openai_output import is_chat
@@ -156,7 +156,7 @@ class _Look:
         if fault is None:
             return asked
         if self._bad_ids == "rows":
-            return row.bad("invalid_id", fault)
+            return row.bad(RowFault.INVALID_ID, fault)
         so_far.stopping.take(row, fault)
         return asked
 

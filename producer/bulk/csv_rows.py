@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from producer.bulk.lines import LONGEST_LINE, BadRow, Line
+from producer.bulk.lines import LONGEST_LINE, BadRow, Line, RowFault
 from producer.refusal import Refused
 
 
@@ -35,7 +35,7 @@ def read_csv(file: BinaryIO, name: str, after: int = 0) -> Iterator[Line | BadRo
             return
         except csv.Error as fault:
             if number > after:
-                yield _bad(number, "", "invalid_csv", str(fault))
+                yield _bad(number, "", RowFault.INVALID_CSV, str(fault))
             continue
         if cells and number > after:
             yield _row(number, header, cells)
@@ -65,18 +65,18 @@ def _header(reader: Iterator[list[str]], name: str) -> list[str]:
 def _row(number: int, header: list[str], cells: list[str]) -> Line | BadRow:
     if len(cells) != len(header):
         return _bad(
-            number, "\0".join(cells), "invalid_csv", f"{len(cells)} cells under {len(header)} columns"
+            number, "\0".join(cells), RowFault.INVALID_CSV, f"{len(cells)} cells under {len(header)} columns"
         )
     raw = json.dumps(dict(zip(header, cells, strict=True)), ensure_ascii=False)
     try:
         encoded = raw.encode()
     except UnicodeEncodeError:
-        return _bad(number, raw, "invalid_utf8", "a cell is no UTF-8")
+        return _bad(number, raw, RowFault.INVALID_UTF8, "a cell is no UTF-8")
     if len(encoded) > LONGEST_LINE:
-        return _bad(number, raw, "line_too_long", f"the row has more than {LONGEST_LINE:,} bytes")
+        return _bad(number, raw, RowFault.LINE_TOO_LONG, f"the row has more than {LONGEST_LINE:,} bytes")
     return Line(number, encoded, kind="text")
 
 
-def _bad(number: int, content: str, code: str, message: str) -> BadRow:
+def _bad(number: int, content: str, code: RowFault, message: str) -> BadRow:
     digest = Line(number, content.encode(errors="surrogateescape")).digest
     return BadRow(number, digest, None, code, message)

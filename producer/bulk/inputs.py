@@ -23,14 +23,13 @@ from typing import Literal
 from msgspec import structs
 
 from producer.bulk.csv_rows import csv_columns, read_csv
-from producer.bulk.lines import BadRow, Line, count_lines, file_and_line, position, read_lines
+from producer.bulk.lines import BadRow, Line, RowFault, count_lines, file_and_line, position, read_lines
 from producer.bulk.manifest import FileState
 from producer.bulk.packed import open_unpacked
 from producer.bulk.parquet_rows import MAGIC, count_parquet, open_parquet, read_parquet
 from producer.refusal import Refused
 
 Format = Literal["jsonl", "csv", "parquet"]
-FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
 STDIN = "-"
 MOST_COLUMNS_SHOWN = 20
 _CHUNK = 1 << 20
@@ -242,7 +241,7 @@ def _without_torn_row(
             yield last
         last = row
     if last is not None and (fault := torn()) is not None:
-        last = BadRow(last.number, last.digest, None, "input_incomplete", fault)
+        last = BadRow(last.number, last.digest, None, RowFault.INPUT_INCOMPLETE, fault)
     if last is not None:
         yield last
 

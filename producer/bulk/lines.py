@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
+from enum import StrEnum
 from typing import Any, BinaryIO, Literal, NoReturn
 
 import msgspec
@@ -24,6 +25,19 @@ _LINE_BITS = 40
 Kind = Literal["json", "text", "typed"]
 """What a row's values are: as JSON says; text, whatever it means (CSV); of one schema for all rows, where what a row
 lacks is null (Parquet)."""
+
+
+class RowFault(StrEnum):
+    """Stable names for what is wrong with a row before it can be a job, beside `protocol.ErrorCode`; they stand in
+    error files."""
+
+    INVALID_JSON = "invalid_json"
+    INVALID_ROW = "invalid_row"
+    INVALID_UTF8 = "invalid_utf8"
+    INVALID_CSV = "invalid_csv"
+    LINE_TOO_LONG = "line_too_long"
+    INVALID_ID = "invalid_id"
+    INPUT_INCOMPLETE = "input_incomplete"
 
 
 def position(file: int, line: int) -> int:
@@ -169,28 +183,30 @@ def _clean_object(line: Line) -> dict[str, Any] | None:
 
 
 class _Fault(Exception):
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: RowFault, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
 def _parse_object(line: Line) -> dict[str, Any]:
     if line.too_long:
-        raise _Fault("line_too_long", f"the line has more than {LONGEST_LINE:,} bytes")
+        raise _Fault(RowFault.LINE_TOO_LONG, f"the line has more than {LONGEST_LINE:,} bytes")
     try:
         value = _STRICT.decode(line.raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _Fault(
-            "invalid_utf8", f"byte {error.start + 1} of the line is no UTF-8 ({error.reason})"
+            RowFault.INVALID_UTF8, f"byte {error.start + 1} of the line is no UTF-8 ({error.reason})"
         ) from None
     except json.JSONDecodeError as error:
-        raise _Fault("invalid_json", f"no JSON: {error.msg} (character {error.pos + 1})") from None
+        raise _Fault(RowFault.INVALID_JSON, f"no JSON: {error.msg} (character {error.pos + 1})") from None
     except RecursionError:
-        raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep") from None
+        raise _Fault(RowFault.INVALID_JSON, f"nested more than {DEEPEST} levels deep") from None
     except ValueError as error:  # an integer of thousands of digits
-        raise _Fault("invalid_json", str(error).partition(";")[0]) from None
+        raise _Fault(RowFault.INVALID_JSON, str(error).partition(";")[0]) from None
     if not isinstance(value, dict):
-        raise _Fault("invalid_row", f"a row is a JSON object in a line of its own, this is {_kind(value)}")
+        raise _Fault(
+            RowFault.INVALID_ROW, f"a row is a JSON object in a line of its own, this is {_kind(value)}"
+        )
     _check_writable(line.raw, value)
     return value
 
@@ -198,13 +214,13 @@ def _parse_object(line: Line) -> dict[str, Any]:
 def _check_writable(raw: bytes, value: dict[str, Any]) -> None:
     """Refuse what JSON can say and a JSONL file in UTF-8 cannot, or not safely."""
     if raw.count(b"[") + raw.count(b"{") > DEEPEST and deeper_than(value, DEEPEST):
-        raise _Fault("invalid_json", f"nested more than {DEEPEST} levels deep")
+        raise _Fault(RowFault.INVALID_JSON, f"nested more than {DEEPEST} levels deep")
     if b"\\u" in raw:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise _Fault(
-                "invalid_json", "half a character (a lone surrogate), which UTF-8 cannot carry"
+                RowFault.INVALID_JSON, "half a character (a lone surrogate), which UTF-8 cannot carry"
             ) from None
 
 
@@ -220,19 +236,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise _Fault("invalid_json", f"the key {twice!r} stands there twice")
+        raise _Fault(RowFault.INVALID_JSON, f"the key {twice!r} stands there twice")
     return members
 
 
 def _float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise _Fault("invalid_json", f"the number {text} is too large")
+        raise _Fault(RowFault.INVALID_JSON, f"the number {text} is too large")
     return value
 
 
 def _constant(name: str) -> NoReturn:
-    raise _Fault("invalid_json", f"{name} is no JSON")
+    raise _Fault(RowFault.INVALID_JSON, f"{name} is no JSON")
 
 
 _STRICT = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)

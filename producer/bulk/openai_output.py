@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from producer.bulk.lines import file_and_line
+from producer.bulk.lines import RowFault, file_and_line
 from producer.bulk.manifest import Manifest
 from producer.bulk.openai import CHATS, ENDPOINTS
 from producer.bulk.records import Record
@@ -29,12 +29,7 @@ _STATUS: Mapping[str, int] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: 400,
     ErrorCode.KV_CAPACITY_EXCEEDED: 400,
     ErrorCode.MODEL_NOT_FOUND: 404,
-    "input_incomplete": 400,
-    "invalid_id": 400,
-    "invalid_json": 400,
-    "invalid_row": 400,
-    "invalid_utf8": 400,
-    "line_too_long": 400,
+    **dict.fromkeys(map(str, RowFault), 400),
 }
 """What an endpoint answers to a request that is at fault itself, by our code; every other failure is ours."""
 _PART_OF_A_CHARACTER = "\ufffd"

@@ -15,7 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from producer.bulk.lines import BadRow, Line
+from producer.bulk.lines import BadRow, Line, RowFault
 from producer.refusal import Refused
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _row(number: int, row: dict[str, Any]) -> Line | BadRow:
         return Line(number, raw.encode(), kind="typed")
     except UnicodeEncodeError:
         digest = Line(number, raw.encode(errors="surrogatepass")).digest
-        return BadRow(number, digest, None, "invalid_utf8", "a text is no UTF-8")
+        return BadRow(number, digest, None, RowFault.INVALID_UTF8, "a text is no UTF-8")
 
 
 def _plain(value: Any) -> Any:
