@@ -18,6 +18,9 @@ from broker.connection import SOCKET_TIMEOUT_S
 from broker.queue import Queue
 from protocol import Result
 
+NO_ENTRY = "0-1"
+"""Stands for the announcement of a job that is forgotten although nobody read one: it was lost, or goes with its
+stream. No server gives an entry this id."""
 READ_AT_ONCE = 100
 """Entries, each of up to `broker.parts.AT_ONCE` jobs."""
 LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2

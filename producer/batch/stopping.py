@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from broker import calls
+from broker.completions import NO_ENTRY
 from broker.queue import Queue
 from producer.batch.folder import Folder
 from producer.batch.outcomes import Outcomes
@@ -13,14 +14,13 @@ from producer.batch.rows import Rows
 from producer.bulk import records
 from producer.bulk.lines import BadRow, parse
 from producer.bulk.records import Record
+from producer.bulk.requests import position_of
 from producer.bulk.stale import jobs_of
 
 AT_ONCE = 1000
 GRACE_S = 20.0
 """How long rows that run may take to hear of it: their workers look once a step."""
 LOOK_EVERY_S = 0.1
-_NO_ENTRY = "0-1"
-"""Stands for the announcement of a job: the stream that holds it goes as a whole."""
 WHY = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this row was answered"),
     "expired": ("batch_expired", "the batch's completion window was over before this row was answered"),
@@ -55,7 +55,7 @@ def stop_rows(
         if number is not None and not go_on():
             return False
     for batch in _pieces(jobs):
-        queue.run(calls.forget(queue.keys, run, [(job_id, _NO_ENTRY) for job_id in batch]))
+        queue.run(calls.forget(queue.keys, run, [(job_id, NO_ENTRY) for job_id in batch]))
     queue.client.delete(queue.keys.done(run))
     return True
 
@@ -72,7 +72,7 @@ def _keep_answers(queue: Queue, jobs: list[str], outcomes: Outcomes, rows: Rows)
                 if look.state == "running":
                     running.append(job_id)
                 elif look.result is not None and look.result.state != "cancelled":
-                    row = parse(rows[rows.number(int(job_id.split(".")[1]))])
+                    row = parse(rows[rows.number(position_of(job_id))])
                     assert not isinstance(row, BadRow)
                     answered.append(records.of_result(row, look.result))
             outcomes.append(answered)

@@ -98,6 +98,16 @@ class _Question(msgspec.Struct, frozen=True):
     messages: list[Message] | None = None
 
 
+def job_id_of(run: str, position: int, digest: str) -> str:
+    """The id of a row's job: the same row is the same job whenever the run submits it."""
+    return f"{run}.{position}.{digest}"
+
+
+def position_of(job_id: str) -> int:
+    """Where the row stands whose job it is."""
+    return int(job_id.rsplit(".", 2)[1])
+
+
 class Requests:
     """Makes the jobs of one run."""
 
@@ -199,7 +209,7 @@ class Requests:
         return asked
 
     def _id(self, row: Row) -> str:
-        return f"{self._run}.{row.line}.{row.digest}"
+        return job_id_of(self._run, row.line, row.digest)
 
 
 def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], Any]:

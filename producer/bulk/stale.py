@@ -4,20 +4,20 @@ that others took the place of."""
 from __future__ import annotations
 
 from broker import calls
+from broker.completions import NO_ENTRY
 from broker.keys import keys_of
 from broker.queue import Queue
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import Manifest
+from producer.bulk.requests import job_id_of
 
 SCAN_AT_ONCE = 1000
-_NO_ENTRY = "0-1"
-"""Stands for the announcement of a job: the stream that holds it goes as a whole."""
 
 
 def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     """Cancel jobs of an earlier process of this run whose lines are no longer in the input; how many.
 
-    Ids are made of run, position and digest (`Requests.asked`). Those that ended are left to the window, which
+    Those that ended are left to the window, which
     forgets them; what is cancelled ends there too.
 
     Raises:
@@ -26,7 +26,7 @@ def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     stale = jobs_of(queue, run)
     if stale:
         for line in inputs.rows():
-            stale.discard(f"{run}.{line.number}.{line.digest}")
+            stale.discard(job_id_of(run, line.number, line.digest))
     answers = queue.run_all([calls.cancel(queue.keys, job_id) for job_id in stale])
     return sum(outcome in ("cancelled", "cancelling") for outcome, _ in answers)
 
@@ -45,7 +45,7 @@ def drop_superseded(queue: Queue, manifest: Manifest, *, own_queues: bool) -> No
         jobs = list(jobs_of(theirs, run))
         answers = theirs.run_all([calls.cancel(theirs.keys, job_id) for job_id in jobs])
         ended = [
-            (job_id, _NO_ENTRY)
+            (job_id, NO_ENTRY)
             for job_id, (outcome, _) in zip(jobs, answers, strict=True)
             if outcome != "cancelling"
         ]

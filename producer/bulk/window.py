@@ -25,7 +25,7 @@ import msgspec
 import redis
 
 from broker import calls
-from broker.completions import Completion, Completions
+from broker.completions import NO_ENTRY, Completion, Completions
 from broker.epoch import Epoch
 from broker.queue import Queue
 from producer.bulk.aside import aside
@@ -44,8 +44,6 @@ SILENCE_S = 5.0
 EPOCH_S = 2.0
 """How often the server is asked whether it is the one that took the rows; if not, the window is compared at once."""
 CLOSING_S = 1.0
-_NO_ENTRY = "0-1"
-"""Stands for the announcement of a job whose announcement was lost."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -236,9 +234,9 @@ class Window:
             looks = self._queue.run_all([calls.look(self._queue.keys, job_id) for job_id in batch])
             for job_id, look in zip(batch, looks, strict=True):
                 if look.result is not None:
-                    unheard.append(Completion(_NO_ENTRY, job_id, look.result.encode()))
+                    unheard.append(Completion(NO_ENTRY, job_id, look.result.encode()))
                 elif look.state is None or look.state in TERMINAL_STATES:
-                    self._completions.forget([Completion(_NO_ENTRY, job_id, b"")])
+                    self._completions.forget([Completion(NO_ENTRY, job_id, b"")])
                     self._waiting[job_id] = self._in_flight.pop(job_id)
         return unheard
 
