@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,9 @@ from broker.faults import passes
 from broker.keys import Keys, keys_of
 from broker.queue import Queue
 from producer.bulk.begin import begin
-from producer.bulk.ids import as_errors, refuse_bad_ids
+from producer.bulk.ids import Unusable, bad_ids, refuse_bad_ids
 from producer.bulk.inputs import Inputs
-from producer.bulk.intake import Ask, ask, to_do
+from producer.bulk.intake import Ask, ask, before_asking, to_do
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.lines import BadRow
 from producer.bulk.manifest import Finished, Manifest, OutputFormat, RowOrder
@@ -118,9 +119,8 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
     places = check(order.inputs, order.output)
     if asked.format == "parquet":
         check_parquet(places.output, order.inputs, asked.order)
-    with locked(places):
+    with locked(places), _fetched(places, interrupt) as places:
         with interrupt.at_once():
-            places = replace(places, inputs=order.inputs.fetched(places.folder))
             places.inputs.check_columns(named_columns(order.wording, order.id_column))
             unusable = _check_ids(places.inputs, order)
         manifest = begin(
@@ -131,7 +131,6 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
             redo_changed=order.redo_changed,
         )
         if isinstance(manifest, Finished):
-            places.inputs.drop_copies(places.folder)
             return DoneBefore(manifest.torn, manifest.failed)
         with interrupt.at_once():
             source = places.inputs.state()
@@ -151,8 +150,23 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
         if manifest.format == "jsonl":  # its rows can be read back, to go on when the input grows
             places.spool.unlink()
         places.worker_log.unlink(missing_ok=True)
-        places.inputs.drop_copies(places.folder)
     return Report(places, manifest.run, counts, done.totals, time.monotonic() - began, places.inputs.torn)
+
+
+@contextmanager
+def _fetched(places: Places, interrupt: Interrupt) -> Iterator[Places]:
+    """The places with inputs that can be read as often as one likes: of standard input and of URLs there are copies,
+    as long as this lasts.
+
+    Raises:
+        Refused: one cannot be read.
+    """
+    try:
+        with interrupt.at_once():
+            inputs = places.inputs.fetched(places.folder)
+        yield replace(places, inputs=inputs)
+    finally:
+        places.inputs.drop_copies(places.folder)
 
 
 def faults(inputs: Inputs, requests: Requests, id_column: str | None) -> Iterator[Ask | BadRow]:
@@ -161,9 +175,9 @@ def faults(inputs: Inputs, requests: Requests, id_column: str | None) -> Iterato
     Raises:
         Refused: an input cannot be read.
     """
-    unusable = as_errors(inputs, id_column)
+    unusable = Unusable(bad_ids(inputs, id_column))
     for line in inputs.rows():
-        yield ask(unusable.get(line.number, line), requests)
+        yield unusable.fault(line) or ask(line, requests)
 
 
 def _answer(
@@ -173,7 +187,7 @@ def _answer(
     spool: Spool,
     counts: Counts,
     interrupt: Interrupt,
-    unusable: Mapping[int, BadRow],
+    unusable: Unusable,
     *,
     resumed: bool,
 ) -> None:
@@ -182,35 +196,23 @@ def _answer(
         screen = display(counts.total, quiet=order.quiet)
         stack.callback(screen.close)
         server = stack.enter_context(Server(order.redis_url))
-        own_worker = order.model is not None and order.queue is None and server.embedded
-        name = order.queue or (manifest.run if own_worker else "default")
-        if order.worker_flags and not own_worker:
-            raise Refused(
-                "--worker-flags are for a worker of the run's own (--model, and neither --queue nor a Redis): "
-                f"start the workers of queue {name} with them"
-            )
-        keys = keys_of(name)
-        with interrupt.at_once():
-            wait_until_ready(server.url, order.patience_s, keys)
-        queue = Queue(connect(server.url, keys), keys)
-        stack.callback(queue.close)
-        if order.model is not None and not own_worker:
-            with faults_in_one_line(server.url):
-                _check_served(queue, order.model)
+        own_model = order.model if order.queue is None and server.embedded else None
+        own_queue = None if own_model is None else manifest.run
+        queue = stack.enter_context(_reached(order, server, own_queue, interrupt))
         with faults_in_one_line(server.url):
-            if resumed:
-                _cancel_stale(queue, manifest, places, screen)
-            if manifest.superseded:
-                drop_superseded(queue, manifest, own_queues=own_worker)
-                manifest.superseded = []
-                manifest.save(places.manifest)
-        model = None if own_worker else order.model
+            _clear_earlier(queue, manifest, places, screen, resumed=resumed, own_queues=own_queue is not None)
+        window = Window(queue, manifest.run, order.window)
+        stack.callback(window.close)
+        model = order.model if own_model is None else None
         requests = Requests(
             manifest.run, order.defaults, model, order.rendering, order.wording, known_as=order.model
         )
-        window = Window(queue, manifest.run, order.window)
-        stack.callback(window.close)
         rows = to_do(places.inputs, spool, requests, counts, unusable)
+        worker = None
+        if own_model is not None:
+            worker = OwnWorker(own_model, order.worker_flags, manifest.run, server.url, places.worker_log)
+            stack.callback(worker.stop)
+            rows = before_asking(partial(_start, worker, own_model, screen), rows)
         run = Run(
             planned(rows) if order.plan else rows,
             window,
@@ -218,21 +220,58 @@ def _answer(
             counts,
             screen,
             Served(manifest, places),
-            Outlook(queue, screen, own_worker=own_worker),
+            Outlook(queue, screen, own_worker=worker is not None),
         )
-        worker = None
-        if own_worker and len(spool) < counts.total:
-            assert order.model is not None
-            screen.note(f"starting a worker with {order.model}")
-            worker = OwnWorker(order.model, order.worker_flags, name, server.url, places.worker_log)
-            stack.callback(worker.stop)
         with faults_in_one_line(server.url):
-            _work(run, worker, server, keys, order.patience_s, screen, interrupt)
+            _work(run, worker, server, queue.keys, order.patience_s, screen, interrupt)
 
 
-def _cancel_stale(queue: Queue, manifest: Manifest, places: Places, screen: Display) -> None:
-    if cancelled := cancel_stale(queue, manifest.run, places.inputs):
+@contextmanager
+def _reached(order: Order, server: Server, own_queue: str | None, interrupt: Interrupt) -> Iterator[Queue]:
+    """The queue whose workers answer.
+
+    Args:
+        own_queue: that of a worker which the run brings; None: others bring theirs.
+
+    Raises:
+        Refused: the workers would have to be started otherwise, or serve another model.
+        BrokerUnreachable: the server is not there.
+    """
+    name = own_queue or order.queue or "default"
+    if order.worker_flags and own_queue is None:
+        raise Refused(
+            "--worker-flags are for a worker of the run's own (--model, and neither --queue nor a Redis): "
+            f"start the workers of queue {name} with them"
+        )
+    keys = keys_of(name)
+    with interrupt.at_once():
+        wait_until_ready(server.url, order.patience_s, keys)
+    with closing(Queue(connect(server.url, keys), keys)) as queue:
+        if order.model is not None and own_queue is None:
+            with faults_in_one_line(server.url):
+                _check_served(queue, order.model)
+        yield queue
+
+
+def _clear_earlier(
+    queue: Queue, manifest: Manifest, places: Places, screen: Display, *, resumed: bool, own_queues: bool
+) -> None:
+    """Cancel jobs that nobody waits for: of rows that were edited since, and of runs whose place this one took.
+
+    Raises:
+        redis.RedisError: the server could not be reached; the next run does it.
+    """
+    if resumed and (cancelled := cancel_stale(queue, manifest.run, places.inputs)):
         screen.note(f"{cancelled:,} jobs of rows that were changed since were cancelled")
+    if manifest.superseded:
+        drop_superseded(queue, manifest, own_queues=own_queues)
+        manifest.superseded = []
+        manifest.save(places.manifest)
+
+
+def _start(worker: OwnWorker, model: str, screen: Display) -> None:
+    screen.note(f"starting a worker with {model}")
+    worker.start()
 
 
 def _check_served(queue: Queue, model: str) -> None:
@@ -285,16 +324,16 @@ def _work(
             screen.note("the worker ended, and was started again")
 
 
-def _check_ids(inputs: Inputs, order: Order) -> Mapping[int, BadRow]:
-    """The rows whose names make them errors, by position.
+def _check_ids(inputs: Inputs, order: Order) -> Unusable:
+    """The rows whose names make them errors.
 
     Raises:
         Refused: there are some, and they stop the run.
     """
     if order.bad_ids == "rows":
-        return as_errors(inputs, order.id_column)
+        return Unusable(bad_ids(inputs, order.id_column))
     refuse_bad_ids(inputs, order.id_column)
-    return {}
+    return Unusable()
 
 
 def _new_manifest(order: Order) -> Manifest:

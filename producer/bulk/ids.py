@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import IO, Any
 from pydantic import BaseModel
 
 from producer.bulk.inputs import Inputs
-from producer.bulk.lines import BadRow, Line, Row, file_and_line, parse, where
+from producer.bulk.lines import BadRow, Line, Row, RowFault, file_and_line, parse, where
 from producer.refusal import Refused
 
 SHOWN = 10
@@ -29,7 +30,15 @@ class BadId:
     """A row whose name is none, or another row's too."""
 
     row: Row
-    message: str
+    column: str
+    """Holds the names."""
+    first: int = 0
+    """The position of the first row with the same name; 0: it has no name."""
+
+    @property
+    def message(self) -> str:
+        """What is wrong with it."""
+        return unnamed(self.row, self.column) or taken(self.column, self.first)
 
 
 def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
@@ -60,12 +69,12 @@ def bad_ids(inputs: Inputs, column: str | None) -> Iterator[BadId]:
         return
     seen: dict[str, int] = {}
     for row in _rows(inputs):
-        if (fault := unnamed(row, name_column)) is not None:
-            yield BadId(row, fault)
+        if unnamed(row, name_column):
+            yield BadId(row, name_column)
             continue
         name = row.columns[name_column]
         if _key(name) in repeated and (before := seen.setdefault(name, row.line)) != row.line:
-            yield BadId(row, taken(name_column, before))
+            yield BadId(row, name_column, before)
 
 
 def name_column_of(first: Row, column: str | None) -> str | None:
@@ -156,9 +165,30 @@ class BadIds(BaseModel):
             )
 
 
-def as_errors(inputs: Inputs, column: str | None) -> dict[int, BadRow]:
-    """The same rows as entries of the error file, by position."""
-    return {bad.row.line: bad.row.bad("invalid_id", bad.message) for bad in bad_ids(inputs, column)}
+class Unusable:
+    """The rows that cannot be asked since they have no name of their own: sixteen bytes each, whatever they hold."""
+
+    def __init__(self, bad: Iterable[BadId] = ()) -> None:
+        """
+        Args:
+            bad: in the order of the input.
+        """
+        self._column = ""
+        self._positions, self._firsts = array("Q"), array("Q")
+        for one in bad:
+            self._column = one.column
+            self._positions.append(one.row.line)
+            self._firsts.append(one.first)
+
+    def fault(self, line: Line | BadRow) -> BadRow | None:
+        """The entry of the error file for a line that is one of them; None: it is none."""
+        at = bisect_left(self._positions, line.number)
+        if at == len(self._positions) or self._positions[at] != line.number:
+            return None
+        row = parse(line) if isinstance(line, Line) else line
+        if isinstance(row, BadRow):
+            return row
+        return row.bad(RowFault.INVALID_ID, BadId(row, self._column, self._firsts[at]).message)
 
 
 def _is_batch(row: Row) -> bool:

@@ -124,18 +124,16 @@ class Inputs:
         """
         return Inputs(
             [
-                one
-                if one.path is not None
-                else replace(one, path=_copy(one.name, folder / f"input-{number}"))
+                one if one.path is not None else replace(one, path=_copy(one.name, _copy_of(folder, number)))
                 for number, one in enumerate(self.inputs)
             ]
         )
 
     def drop_copies(self, folder: Path) -> None:
-        """Delete what `fetched` has copied."""
-        for path in self.paths:
-            if path.parent == folder:
-                path.unlink(missing_ok=True)
+        """Delete what `fetched` has copied of these, or had begun to."""
+        for number, one in enumerate(self.inputs):
+            if one.path is None:
+                _copy_of(folder, number).unlink(missing_ok=True)
 
     def _rows_of(self, one: Input, after: int) -> Iterator[Line | BadRow]:
         path = _there(one)
@@ -250,6 +248,10 @@ def _there(one: Input) -> Path:
     if one.path is None:
         raise RuntimeError(f"{one.name} was not copied")
     return one.path
+
+
+def _copy_of(folder: Path, number: int) -> Path:
+    return folder / f"input-{number}"
 
 
 def _copy(name: str, place: Path) -> Path:

@@ -56,7 +56,7 @@ def answering(flags: Sequence[str]) -> Mapping[str, str]:
 
 
 class OwnWorker:
-    """One worker process, started again if it dies after it has answered."""
+    """One worker process, once it is started; again if it dies after it has answered."""
 
     def __init__(self, model: str, flags: Sequence[str], queue: str, url: str, log: Path) -> None:
         self._command = [sys.executable, "-m", "millstream", "worker", "--model", model, "--queue", queue]
@@ -66,39 +66,10 @@ class OwnWorker:
         self._model = model
         self._log = log
         self._restarts = 0
-        self._start()
+        self._process: subprocess.Popen[bytes] | None = None
 
-    def check(self, *, has_answered: bool) -> bool:
-        """Whether it had died and was started again.
-
-        Raises:
-            Refused: it was told something that it cannot do.
-            MillstreamError: it ended before it answered anything, or keeps dying; with its last words.
-        """
-        code = self._process.poll()
-        if code is None:
-            return False
-        if not has_answered and code == USAGE:
-            raise Refused(f"the worker for {self._model} cannot be started so: {self._last_words(code)}")
-        if not has_answered or self._restarts == MOST_RESTARTS:
-            raise MillstreamError(
-                f"the worker for {self._model} ended: {self._last_words(code)} (log: {self._log})"
-            )
-        self._restarts += 1
-        os.close(self._leash)
-        self._start()
-        return True
-
-    def stop(self) -> None:
-        """Let go of the leash and wait until the worker is gone; its model process goes with it."""
-        os.close(self._leash)
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process."""
         end, self._leash = os.pipe()
         try:
             with self._log.open("ab") as log:
@@ -112,6 +83,38 @@ class OwnWorker:
                 )
         finally:
             os.close(end)
+
+    def check(self, *, has_answered: bool) -> bool:
+        """Whether it had died and was started again.
+
+        Raises:
+            Refused: it was told something that it cannot do.
+            MillstreamError: it ended before it answered anything, or keeps dying; with its last words.
+        """
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return False
+        if not has_answered and code == USAGE:
+            raise Refused(f"the worker for {self._model} cannot be started so: {self._last_words(code)}")
+        if not has_answered or self._restarts == MOST_RESTARTS:
+            raise MillstreamError(
+                f"the worker for {self._model} ended: {self._last_words(code)} (log: {self._log})"
+            )
+        self._restarts += 1
+        os.close(self._leash)
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """Let go of the leash and wait until the worker is gone; its model process goes with it."""
+        if self._process is None:
+            return
+        os.close(self._leash)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _last_words(self, code: int) -> str:
         if code < 0:

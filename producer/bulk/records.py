@@ -110,7 +110,7 @@ def of_result(row: Row, result: Result | Outcome) -> Record:
 def _with_answer(row: Row, answer: dict[str, Any]) -> bytes:
     """The columns as they stand in the line, down to the last digit, and the answer after them."""
     if _ANSWERED.isdisjoint(row.columns):
-        return row.raw[:-1] + b", " + _json(answer)[1:]
+        return row.raw[:-1] + (b", " if row.columns else b"") + _json(answer)[1:]
     columns = {
         name: value
         for name, value in row.columns.items()
@@ -127,6 +127,12 @@ def is_cut(record: Record) -> bool:
     choices = row.get("completions")
     reasons = [choice.get("finish_reason") for choice in choices or () if isinstance(choice, dict)]
     return "length" in [row.get("finish_reason"), *reasons]
+
+
+def error_code(record: Record) -> str:
+    """Why a row has no answer."""
+    code: str = json.loads(record.payload)["error"]["code"]
+    return code
 
 
 def of_bad_row(bad: BadRow) -> Record:

@@ -60,10 +60,6 @@ class Spool:
         self._end = self._scan()
         os.ftruncate(self._file, self._end)
 
-    def __len__(self) -> int:
-        """Lines that have a record."""
-        return sum(len(offsets) - offsets.count(_NONE) for offsets in self._offsets)
-
     def append(self, records: Sequence[Record]) -> None:
         """Write records and return once they are durable.
 
@@ -92,6 +88,12 @@ class Spool:
             return None
         header = os.pread(self._file, _HEADER_BYTES, offset).split(b" ", 3)
         return header[2] == b"+" if header[1] == digest.encode() else None
+
+    def record(self, line: int) -> Record:
+        """The last record of a line that has one."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset(line))
+            return decoded(file.readline())
 
     def drop(self, first: int, last: int | None = None) -> None:
         """Forget the lines from `first` up to `last` (excluded; None: to the end): the input has them no more."""

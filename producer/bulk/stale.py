@@ -17,8 +17,7 @@ SCAN_AT_ONCE = 1000
 def cancel_stale(queue: Queue, run: str, inputs: Inputs) -> int:
     """Cancel jobs of an earlier process of this run whose lines are no longer in the input; how many.
 
-    Those that ended are left to the window, which
-    forgets them; what is cancelled ends there too.
+    Those that ended are left to the window, which forgets them; what is cancelled ends there too.
 
     Raises:
         redis.RedisError: the server could not be reached; the next run does it.

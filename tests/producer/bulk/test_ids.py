@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer.bulk import ids
-from producer.bulk.ids import bad_ids
+from producer.bulk.ids import Unusable, bad_ids
 from producer.bulk.inputs import find_inputs
 from tests.producer.bulk.orders import write_rows
 
@@ -40,3 +41,19 @@ def test_every_row_but_the_first_of_a_name_is_bad(
 def test_names_that_share_their_hash_are_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ids, "_key", lambda name: len(name))
     assert found(tmp_path / "in.jsonl", ["a", "b", "a", "cc"]) == [(3, "name is that of line 1 too")]
+
+
+def test_rows_without_a_name_are_not_held(tmp_path: Path) -> None:
+    ballast = "x" * 20_000
+    rows = [{"prompt": ballast, "name": name} for name in (*range(100), *("a", "b") * 50)]
+    inputs = find_inputs([str(write_rows(tmp_path / "in.jsonl", rows))])
+    tracemalloc.start()
+    unusable = Unusable(bad_ids(inputs, "name"))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 10 * len(ballast), "of 200 such rows"
+    found = [fault for line in inputs.rows() if (fault := unusable.fault(line)) is not None]
+    assert [fault.line for fault in found] == [*range(1, 101), *range(103, 201)]
+    taken = {f"name is that of line {line} too" for line in (101, 102)}
+    assert {fault.message for fault in found} == {"name is no text", *taken}
+    assert {fault.columns["prompt"] for fault in found} == {ballast}

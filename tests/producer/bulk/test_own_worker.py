@@ -87,6 +87,8 @@ def test_a_flag_that_the_worker_refuses_is_one_line_and_wrong_usage(tmp_path: Pa
 def ended(model: str, flags: str, url: str, folder: Path) -> MillstreamError:
     """What a run raises whose worker has ended by itself."""
     worker = OwnWorker(model, read_flags(flags), "q", url, folder / "worker.log")
+    worker.start()
+    assert worker._process is not None
     worker._process.wait(60)
     try:
         with pytest.raises(MillstreamError) as fault:
@@ -128,12 +130,28 @@ def test_so_is_what_contradicts_the_model(tiny_model_dir: Path, url: str, tmp_pa
 
 def test_a_worker_that_was_killed_is_no_wrong_usage(url: str, tmp_path: Path) -> None:
     worker = OwnWorker("dry-run:echo", [], "q", url, tmp_path / "worker.log")
+    assert not worker.check(has_answered=False)
+    worker.start()
+    assert worker._process is not None
     worker._process.kill()
     worker._process.wait(60)
     with pytest.raises(MillstreamError, match="ended: killed by signal 9") as fault:
         worker.check(has_answered=False)
     worker.stop()
     assert not isinstance(fault.value, Refused)
+
+
+@pytest.mark.long
+def test_rows_that_are_mended_after_the_end_are_answered(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": 3}, {"prompt": "c"}])
+    assert generate(tmp_path)[0] == 3
+    write_rows(source, [{"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}])
+    code, errors = generate(tmp_path)
+    assert (code, "3 answered, 0 failed (2 of them before)" in errors) == (0, True)
+    assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == ["a", "b", "c"]
+    write_rows(source, [{"prompt": "a"}, {"prompt": "b"}])
+    code, errors = generate(tmp_path)
+    assert (code, "starting a worker" in errors) == (0, False), "there was nothing to ask"
 
 
 @pytest.mark.long
