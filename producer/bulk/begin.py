@@ -83,14 +83,14 @@ def _after_the_end(
 ) -> Manifest | Finished:
     """A complete run: nothing to do, unless rows of the input were changed or added, or its files were, or other ones
     are asked for."""
-    if not places.output.exists() or not places.errors.exists():
+    if not places.output.exists():
         return _anew(places, asked)
-    if (FileState.of(places.output), FileState.of(places.errors)) != (finished.output, finished.errors):
+    if not _is_as_written(places, finished):
         if resume:
             return _from_records(places, asked, foreign.answers(places.inputs, places.output))
         raise Refused(
-            f"{places.output} or its error file was changed since the run that wrote it: choose another output, "
-            "--resume to go by the rows that are in it, or --overwrite"
+            f"{places.output} or its error file was changed or deleted since the run that wrote it: choose another "
+            "output, --resume to go by the rows that are in it, or --overwrite"
         )
     if found.differences(asked):
         if not redo_changed:
@@ -98,6 +98,15 @@ def _after_the_end(
     elif found.writes_like(asked) and places.inputs.state() == finished.source:
         return finished
     return _go_on(places, _reopened(places, found), asked, redo_changed)
+
+
+def _is_as_written(places: Places, finished: Finished) -> bool:
+    """Whether both files are as the run left them. An error file without rows says nothing, so it may be gone."""
+    if FileState.of(places.output) != finished.output:
+        return False
+    if not places.errors.exists():
+        return finished.failed == 0
+    return FileState.of(places.errors) == finished.errors
 
 
 def _reopened(places: Places, found: Manifest) -> Manifest:

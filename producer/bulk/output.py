@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -141,12 +142,11 @@ def _write_tables(
 
 
 def published(places: Places) -> Iterator[Record]:
-    """The records of a complete run in the order of its files, read back from their plain JSON lines."""
-    with (
-        places.rows.open("rb") as rows,
-        places.output.open("rb") as output,
-        places.errors.open("rb") as errors,
-    ):
+    """The records of a complete run in the order of its files, read back from their plain JSON lines. An error file
+    that is gone had none."""
+    with ExitStack() as stack:
+        rows, output = (stack.enter_context(path.open("rb")) for path in (places.rows, places.output))
+        errors = stack.enter_context(places.errors.open("rb")) if places.errors.exists() else io.BytesIO()
         while packed := rows.read(_ROW.size):
             line, answered, digest = _ROW.unpack(packed)
             payload = (output if answered else errors).readline()

@@ -179,3 +179,70 @@ def test_a_manifest_keeps_what_the_command_gave_and_nothing_else(tmp_path: Path)
     ]
     assert isinstance(same[0], Job)
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", pytest.param("out.parquet", marks=pytest.mark.long)])
+def test_a_deleted_error_file_is_missed_only_where_it_held_rows(
+    program: Program, url: str, tmp_path: Path, name: str
+) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}]), tmp_path / name
+    errors = output.with_name(f"out.errors{output.suffix}")
+    command = ("generate", source, "-o", output)
+    with FakeWorker(url) as worker:
+        assert program(*command).returncode == 0
+        errors.unlink()
+        before = output.read_bytes()
+        again = program(*command)
+        assert (again.returncode, "nothing to do" in again.stderr) == (0, True)
+        refused = program(*command, "--temperature", "0.5")
+        assert (refused.returncode, "temperature" in refused.stderr) == (2, True)
+        assert (output.read_bytes(), len(worker.answered)) == (before, 2)
+
+        write_rows(source, [{"prompt": "a"}, {"prompt": "c"}, {"prompt": 3}])
+        assert program(*command).returncode == 3
+        assert (errors.exists(), len(worker.answered)) == (True, 3)
+        errors.unlink()
+        before = output.read_bytes()
+        refused = program(*command)
+        assert (refused.returncode, "error file was changed or deleted" in refused.stderr) == (2, True)
+        assert (output.read_bytes(), len(worker.answered)) == (before, 3)
+        if name == "out.jsonl":
+            assert program(*command, "--resume").returncode == 3
+            assert (len(read_rows(errors)), len(worker.answered)) == (1, 3)
+        output.unlink()
+        assert program(*command).returncode == 3
+        assert len(worker.answered) == 5, "without its output a run begins anew"
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--temperature", "0.5"], 2, "differently"),
+        pytest.param(["--id-column", "name"], 2, "name is missing", marks=pytest.mark.long),
+        pytest.param(
+            ["--overwrite", "--redis-url", "redis://127.0.0.1:1", "--redis-timeout", "0"],
+            1,
+            "nobody listens",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_copies_of_the_input_go_however_a_run_ends(
+    program: Program, url: str, tmp_path: Path, flags: list[str], code: int, words: str
+) -> None:
+    output = tmp_path / "out.jsonl"
+    command = ("generate", "-", "-o", output)
+    rows = '{"prompt": "a"}\n{"prompt": "b"}\n'
+    with FakeWorker(url):
+        assert program(*command, stdin=rows).returncode == 0
+        stopped = program(*command, *flags, stdin=rows)
+    assert (stopped.returncode, words in stopped.stderr) == (code, True)
+    assert list((tmp_path / "out.jsonl.run").glob("input-*")) == []
+
+
+def test_a_copy_that_was_begun_goes_too(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "there.jsonl").write_text('{"prompt": "a"}\n')
+    urls = [f"file://{tmp_path}/{name}.jsonl" for name in ("there", "missing")]
+    refused = program("generate", *urls, "-o", tmp_path / "out.jsonl")
+    assert (refused.returncode, "missing.jsonl" in refused.stderr) == (2, True)
+    assert list((tmp_path / "out.jsonl.run").glob("input-*")) == []
