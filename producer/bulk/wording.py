@@ -48,6 +48,8 @@ class Wording(BaseModel):
             RequestError: the row lacks what it is made of.
         """
         prompt, messages = self._prompt(columns)
+        if prompt is None and messages is None:
+            raise RequestError(ErrorCode.INVALID_REQUEST, _nothing_asked(columns))
         if not (self.chat or self.system is not None):
             return {**columns, "prompt": prompt, "messages": messages}
         if prompt is not None:
@@ -102,6 +104,14 @@ class Wording(BaseModel):
         except Exception as fault:  # whatever a user's template does with a row's values
             raise RequestError(ErrorCode.INVALID_REQUEST, f"the template: {fault}") from None
         return "".join(pieces)
+
+
+def _nothing_asked(columns: Mapping[str, Any]) -> str:
+    if isinstance(columns.get("body"), dict):
+        return (
+            "--system and --chat do not change the body of a batch file's row: write messages into the body"
+        )
+    return "there is neither prompt nor messages: --prompt-column names another column that holds it"
 
 
 def _has_system(messages: list[Any]) -> bool:

@@ -57,7 +57,9 @@ def check_inputs(
                     note(f"{where(asked.file, asked.line)}: {asked.code}: {asked.message}")
             else:
                 rows["prompt_tokens"] += prompt_tokens(asked.job)
-                rows["most_output_tokens"] += most_output_tokens(asked.job)
+                most = most_output_tokens(asked.job)
+                rows["most_output_tokens"] += most or 0
+                rows["rows_without_limit"] += most is None
     if rows["bad"] > SHOWN_FAULTS:
         note(f"and {rows['bad'] - SHOWN_FAULTS:,} more")
     note_torn(inputs.torn)
@@ -70,9 +72,10 @@ def prompt_tokens(job: Job) -> int:
     return _tokens(job.prompt if job.prompt is not None else job.messages)
 
 
-def most_output_tokens(job: Job) -> int:
-    """How many tokens it may write; 0 where nothing but the model's context bounds it."""
-    return (job.params.token_limit or 0) * job.params.n
+def most_output_tokens(job: Job) -> int | None:
+    """How many tokens it may write; None where nothing but the model's context bounds it."""
+    limit = job.params.token_limit
+    return None if limit is None else limit * job.num_choices
 
 
 def _tokens(prompt: Any) -> int:
@@ -87,9 +90,17 @@ def _tokens(prompt: Any) -> int:
 
 def _tell(rows: Counter[str], inputs: Inputs, as_json: bool) -> None:
     if as_json:
-        names = ("rows", "bad", "prompt_tokens", "most_output_tokens")
+        names = ("rows", "bad", "prompt_tokens", "most_output_tokens", "rows_without_limit")
         print(json.dumps({**{name: rows[name] for name in names}, "input_incomplete": inputs.torn}))
         return
     note(f"{rows['rows']:,} rows, {rows['bad']:,} of them cannot be asked")
-    most = f", at most {rows['most_output_tokens']:,} to write" if rows["most_output_tokens"] else ""
-    note(f"about {rows['prompt_tokens']:,} tokens to read{most}")
+    note(f"about {rows['prompt_tokens']:,} tokens to read{_to_write(rows)}")
+
+
+def _to_write(rows: Counter[str]) -> str:
+    most, endless = f"at most {rows['most_output_tokens']:,} to write", rows["rows_without_limit"]
+    if not endless:
+        return f", {most}"
+    if rows["bad"] + endless == rows["rows"]:
+        return "; no row has max_tokens"
+    return f", {most} by the rows that have max_tokens ({endless:,} have none)"

@@ -20,7 +20,8 @@ from producer.cli.sampling import FLAGS as SAMPLING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from producer.bulk.generate import DoneBefore, Report
+    from producer.bulk.generate import DoneBefore, Order, Report
+    from producer.bulk.interrupt import Interrupt
 
 
 @spread(rendering=RENDERING, sampling=SAMPLING)
@@ -100,32 +101,23 @@ def generate(
 
     Exit code 3: some rows have errors; 4: the input ended early; 1: it had to stop, and the same command goes on.
     """
-    format = one_of("--input-format", input_format, FORMATS)
     on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS) or "refuse"
     written_as = one_of("--format", output_format, OUTPUT_FORMATS)
     in_order = one_of("--order", row_order, ROW_ORDERS) or "input"
     from producer.bulk.inputs import find_inputs
 
     wording = rows.wording(prompt_column, prompt_template, system, chat)
-    inputs = find_inputs(sources, format)
+    inputs = find_inputs(sources, one_of("--input-format", input_format, FORMATS))
     if check:
         from producer.cli.checking import check_inputs
 
         raise typer.Exit(check_inputs(inputs, sampling, rendering, wording, id_column, on_bad_ids, as_json))
     if output is None:
         raise typer.BadParameter("give -o OUT (or --check)")
-    if resume and overwrite:
-        raise typer.BadParameter("--resume keeps what --overwrite would throw away: give one of them")
-    if redo_changed and overwrite:
-        raise typer.BadParameter("--redo-changed keeps what --overwrite would throw away: give one of them")
-    from producer.bulk.interrupt import Interrupt
-
-    interrupt = Interrupt()
-    interrupt.listen()
-    from producer.bulk.generate import Order, Report
-    from producer.bulk.generate import generate as run
+    _check_together(resume, overwrite, redo_changed)
+    interrupt = _listening()
+    from producer.bulk.generate import Order
     from producer.bulk.own_worker import read_flags
-    from producer.cli import screen
 
     order = Order(
         inputs=inputs,
@@ -149,17 +141,39 @@ def generate(
         redo_changed=redo_changed,
         quiet=quiet,
     )
+    raise typer.Exit(_run(order, interrupt, as_json))
+
+
+def _check_together(resume: bool, overwrite: bool, redo_changed: bool) -> None:
+    for flag, given in (("--resume", resume), ("--redo-changed", redo_changed)):
+        if given and overwrite:
+            raise typer.BadParameter(f"{flag} keeps what --overwrite would throw away: give one of them")
+
+
+def _listening() -> Interrupt:
+    """Hears Ctrl-C from now on: what a run imports takes a second."""
+    from producer.bulk.interrupt import Interrupt
+
+    interrupt = Interrupt()
+    interrupt.listen()
+    return interrupt
+
+
+def _run(order: Order, interrupt: Interrupt, as_json: bool) -> int:
+    """Run it, and tell how it went; the exit code."""
+    from producer.bulk.generate import Report
+    from producer.bulk.generate import generate as run
+    from producer.cli.screen import note
+
     _collect_rarely()
     try:
         report = run(order, interrupt)
     except KeyboardInterrupt:
-        screen.note("interrupted: the same command goes on from here")
-        raise typer.Exit(exits.INTERRUPTED) from None
-    raise typer.Exit(
-        _report(report, quiet, as_json)
-        if isinstance(report, Report)
-        else _already_done(report, output, quiet, as_json)
-    )
+        note("interrupted: the same command goes on from here")
+        return exits.INTERRUPTED
+    if isinstance(report, Report):
+        return _report(report, order.quiet, as_json)
+    return _already_done(report, order.output, order.quiet, as_json)
 
 
 def _collect_rarely() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from protocol import RequestError
 from tests.producer.bulk.orders import read_rows, write_rows
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program
+
+BODY = {"custom_id": "a", "body": {"messages": [{"role": "user", "content": "hi"}]}}
 
 
 def test_a_template_makes_the_prompt(program: Program, url: str, tmp_path: Path) -> None:
@@ -66,3 +69,26 @@ def test_columns_become_a_chat() -> None:
         Wording(prompt_column="q").question({"prompt": "hi"})
     with pytest.raises(Refused):
         Wording(prompt_column="q", prompt_template="{{ q }}").check()
+
+
+@pytest.mark.parametrize("wording", [Wording(chat=True), Wording(system="Be brief.")])
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        (BODY, "do not change the body of a batch file's row"),
+        ({"question": "hi"}, "neither prompt nor messages: --prompt-column names"),
+        ({"prompt": None, "body": "a text"}, "neither prompt nor messages: --prompt-column names"),
+    ],
+)
+def test_a_row_that_asks_nothing_a_chat_could_be_made_of(
+    wording: Wording, columns: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(RequestError, match=words):
+        wording.question(columns)
+
+
+def test_chat_is_for_plain_rows_alone(program: Program, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [BODY, {"custom_id": "b", "prompt": "hi"}])
+    checked = program("generate", source, "--check", "--chat", "--max-tokens", "3")
+    assert (checked.returncode, "2 rows, 1 of them cannot be asked" in checked.stderr) == (3, True)
+    assert "line 1: invalid_request: --system and --chat do not change the body" in checked.stderr
