@@ -11,7 +11,11 @@ import pytest
 import typer
 
 from millstream.verbs import build
+from producer.batch.stopping import WHY
+from producer.bulk.lines import RowFault
+from producer.bulk.openai_output import _STATUS
 from producer.cli import exits
+from protocol import ErrorCode
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program
 
@@ -66,3 +70,14 @@ def test_the_example_is_what_comes_out(
         assert missing == []
         if "..." not in example:
             assert list(json.loads(line)) == list(json.loads(example))
+
+
+def test_every_code_of_an_error_is_in_the_table_with_its_status() -> None:
+    told = re.findall(r"^\| `(\w+)` \| .* \| (\d*) ?\|$", PAGE, re.MULTILINE)
+    of_no_row = {
+        ErrorCode.LOST_PAYLOAD,
+        ErrorCode.DEADLINE_EXCEEDED,
+    }  # dead letters have it; rows have no deadline
+    codes = {*ErrorCode, *RowFault, *(code for code, _ in WHY.values())} - of_no_row
+    assert dict(told) == {code: str(_STATUS.get(code, "")) for code in codes}
+    assert len(told) == len(codes)
