@@ -23,8 +23,8 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.intake import Ask, ask, before_asking, to_do
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.lines import BadRow
-from producer.bulk.manifest import Finished, Manifest, OutputFormat, RowOrder
-from producer.bulk.output import Totals, publish
+from producer.bulk.manifest import FileState, Finished, Manifest, OutputFormat, RowOrder
+from producer.bulk.output import Published, Totals, publish
 from producer.bulk.own_worker import OwnWorker, answering
 from producer.bulk.parquet_output import check_parquet, is_parquet
 from producer.bulk.places import Places, check, locked
@@ -139,17 +139,7 @@ def generate(order: Order, interrupt: Interrupt) -> Report | DoneBefore:
             resumed = manifest.run != asked.run
             _answer(order, places, manifest, spool, counts, interrupt, unusable, resumed=resumed)
             done = publish(spool, places, manifest)
-        manifest.finished = Finished(
-            source=source,
-            output=done.output,
-            errors=done.errors,
-            torn=places.inputs.torn,
-            failed=sum(done.totals.failed.values()),
-        )
-        manifest.save(places.manifest)
-        if manifest.format == "jsonl":  # its rows can be read back, to go on when the input grows
-            places.spool.unlink()
-        places.worker_log.unlink(missing_ok=True)
+        _end(places, manifest, source, done)
     return Report(places, manifest.run, counts, done.totals, time.monotonic() - began, places.inputs.torn)
 
 
@@ -167,6 +157,21 @@ def _fetched(places: Places, interrupt: Interrupt) -> Iterator[Places]:
         yield replace(places, inputs=inputs)
     finally:
         places.inputs.drop_copies(places.folder)
+
+
+def _end(places: Places, manifest: Manifest, source: FileState, done: Published) -> None:
+    """Note that the run is complete, and delete what only one that goes on needs."""
+    manifest.finished = Finished(
+        source=source,
+        output=done.output,
+        errors=done.errors,
+        torn=places.inputs.torn,
+        failed=sum(done.totals.failed.values()),
+    )
+    manifest.save(places.manifest)
+    if manifest.format == "jsonl":  # its rows can be read back, to go on when the input grows
+        places.spool.unlink()
+    places.worker_log.unlink(missing_ok=True)
 
 
 def faults(inputs: Inputs, requests: Requests, id_column: str | None) -> Iterator[Ask | BadRow]:
