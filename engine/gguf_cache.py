@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.source import check_complete
 from protocol import ModelUnavailable
 
 log = logging.getLogger(__name__)
 
-FORMAT = "1"
+FORMAT = "2"
 """Part of the key: raise it when a conversion made by older code must not be used."""
 _SAMPLES = 64
 _SAMPLE_BYTES = 1 << 18
@@ -63,7 +64,7 @@ def converted(path: Path) -> tuple[Path, str]:
     appears whole.
 
     Raises:
-        ModelUnavailable: the file is no GGUF transformers can read, or the cache cannot be written.
+        ModelUnavailable: the file is no GGUF transformers can read, it lacks tensors, or the cache cannot be written.
     """
     key = content_key([path])
     folder = cache_root() / "gguf" / f"{path.stem}-{key}-{FORMAT}"
@@ -126,11 +127,16 @@ def _unpack(path: Path, target: Path) -> None:
     try:
         with _header_read_once():
             tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
-            model = AutoModelForCausalLM.from_pretrained(
-                path.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **where
+            model, loaded = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.float32,
+                output_loading_info=True,
+                **where,
             )
     except Exception as error:  # the reader raises whatever a broken or foreign file makes it meet
         raise ModelUnavailable(f"cannot read {path.name} as a GGUF model: {_first_line(error)}") from error
+    check_complete(path.name, loaded["missing_keys"])  # the copy would be whole, whatever the file lacks
     # Left in the config, the mark would send the plain copy through the GGUF reader again.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -1,18 +1,24 @@
-"""Where a model is: a folder, a `.gguf` file, or the hub. No torch here: a wrong name is told at once."""
+"""Where a model is: a folder, a `.gguf` file, or the hub; and whether its files are whole.
+
+No torch here: a wrong name is told at once.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from protocol import ModelUnavailable
+from protocol import ModelUnavailable, OptionRefused
 
 log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+_PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+"""How llama.cpp names the parts of a GGUF file, without `.gguf`."""
 HUB_TIMEOUT_S = 10
 
 
@@ -37,12 +43,15 @@ def find(model: str, revision: str | None = None) -> Source:
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        ModelUnavailable: there is no such model.
+        ModelUnavailable: there is no such model, or this is a part of one.
+        OptionRefused: a revision of local files.
         ModuleNotFoundError: a hub id, and the worker extra is not installed.
     """
     path = Path(model).expanduser()
     if path.exists() and revision is not None:
-        raise ModelUnavailable(f"--revision {revision} is of a model on the hub, and {model} is local")
+        raise OptionRefused(
+            f"revision {revision!r} is of a model on the hub, and {model!r} is local", [{"revision": None}]
+        )
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelUnavailable(
@@ -54,6 +63,7 @@ def find(model: str, revision: str | None = None) -> Source:
             raise ModelUnavailable(
                 f"{model} is a file but no .gguf: name a .gguf file, a folder, or a hub id"
             )
+        _check_not_a_part(path)
         return Source("gguf", str(path.resolve()), path.stem)
     if path.suffix == ".gguf" or not _HUB_ID.match(model):
         raise ModelUnavailable(f"no file or folder {model}, and it is no hub id (owner/name) either")
@@ -97,3 +107,32 @@ def ask_hub(source: Source) -> None:
         raise ModelUnavailable(
             f"{nowhere} the hub cannot be reached ({said}); check the network, or name a local copy"
         ) from error
+
+
+def _check_not_a_part(path: Path) -> None:
+    """transformers reads the file that it is given and knows nothing of others: the rest would be missing."""
+    found = _PART.search(path.stem)
+    if found is None or int(found[2]) < 2:
+        return
+    stem = path.stem[: found.start()]
+    first, whole = f"{stem}-00001-of-{found[2]}.gguf", f"{stem}.gguf"
+    raise ModelUnavailable(
+        f"{path.name} is one of {int(found[2])} parts of a GGUF file, and transformers reads whole files: put them "
+        f"together with llama.cpp's `llama-gguf-split --merge {first} {whole}`, and name that file"
+    )
+
+
+def check_complete(name: str, missing: Iterable[str]) -> None:
+    """transformers fills what the files lack with random numbers and says so in a log alone.
+
+    Args:
+        missing: tensors of the model that no file has.
+
+    Raises:
+        ModelUnavailable: there are some.
+    """
+    names = sorted(missing)
+    if names:
+        raise ModelUnavailable(
+            f"{name} is not whole: its files lack {len(names)} of the model's tensors ({names[0]} ...)"
+        )

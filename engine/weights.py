@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from engine import attention, gguf_cache
-from engine.source import Source, ask_hub, cached_config, find
-from protocol import Fingerprint, ModelUnavailable
+from engine.source import Source, ask_hub, cached_config, check_complete, find
+from protocol import Fingerprint, ModelUnavailable, OptionRefused
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +66,7 @@ def load_weights(
 
     Raises:
         ModelUnavailable: it is not there, or transformers cannot load it.
+        OptionRefused: no such device, or a revision of local files.
     """
     place = _resolve_device(device)
     how = _How(resolve_dtype(dtype, place), place, trust_remote_code)
@@ -158,17 +158,8 @@ def _load(source: Source, how: _How, *, local_files_only: bool) -> _Parts:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError) as error:
         raise ModelUnavailable(_why(source, error)) from error
-    _check_complete(source, loaded["missing_keys"])
+    check_complete(source.name, loaded["missing_keys"])
     return model, tokenizer, _as_loaded(source, method, model)
-
-
-def _check_complete(source: Source, missing: Iterable[str]) -> None:
-    """transformers fills what the files lack with random numbers and says so in a log alone."""
-    names = sorted(missing)
-    if names:
-        raise ModelUnavailable(
-            f"{source.name} is not whole: its files lack {len(names)} of the model's tensors ({names[0]} ...)"
-        )
 
 
 def quantization(config: PreTrainedConfig) -> str:
@@ -197,7 +188,7 @@ def _why(source: Source, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
             f"{source.name} comes with code of its own and transformers has none for it: "
-            "read that code, and allow it to run with --trust-remote-code"
+            "read that code, and allow it to run with trust_remote_code (--trust-remote-code)"
         )
     if isinstance(error, KeyError) and error.args == (attention.NAME,):
         return f"{source.name} cannot run here: its layers do not use transformers' attention interface"
@@ -209,22 +200,26 @@ def _resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
-        raise ModelUnavailable(f"no device {device!r}: give auto, cpu, cuda or cuda:<n>") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ModelUnavailable(f"device {device!r} was asked for and torch sees no CUDA device")
+    except (RuntimeError, TypeError):
+        place = torch.device("meta")
+    if place.type not in ("cpu", "cuda"):
+        raise OptionRefused(f"device {device!r} is none of auto, cpu, cuda, cuda:0 ...", [{"device": "auto"}])
+    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if place.type == "cuda" and (place.index or 0) >= cards:
+        nearest = f"cuda:{cards - 1}" if cards else "cpu"
+        raise OptionRefused(
+            f"device {device!r} is not here: torch sees {cards} CUDA cards", [{"device": nearest}]
+        )
     return place
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype of weights and KV; `auto` is what the device computes fast.
 
-    Raises:
-        ModelUnavailable: no such dtype.
+    Args:
+        dtype: one of `engine.options.WORDS`.
     """
     if dtype != "auto":
-        if dtype not in _DTYPES:
-            raise ModelUnavailable(f"no dtype {dtype!r}: give auto, {', '.join(_DTYPES)}")
         return _DTYPES[dtype]
     # Emulated bfloat16 is slow: on Zen 3 (AVX2) the linears of 32 rows take 134 ms in bfloat16, 37 in
     # float32.

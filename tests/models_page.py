@@ -20,14 +20,16 @@ millstream worker --model ./my-model                            # a folder with 
 millstream worker --model ./my-model.Q4_K_M.gguf                # a GGUF file, unpacked once into the cache
 ```
 
-| flag | keyword of `load_engine` | what |
+| flag | keyword | what |
 | --- | --- | --- |
 | `--dtype` | `dtype` | `auto`, `float32`, `bfloat16`, `float16`: of weights and KV |
 | `--revision` | `revision` | branch, tag or commit of a hub id; local files have none to choose |
 | `--trust-remote-code` | `trust_remote_code` | run code that comes with the model; else such a model is refused |
 
 A name is looked up in the file system first, then in the local cache of the hub, then on the hub; private and
-gated models need `HF_TOKEN`. A checkpoint whose files lack some of the model's tensors is refused.
+gated models need `HF_TOKEN`. A model whose files lack some of its tensors is refused, be they a folder's or a
+GGUF file. A GGUF file in parts (`big-00001-of-00003.gguf`) is refused too: put the parts together first, with
+llama.cpp's `llama-gguf-split --merge big-00001-of-00003.gguf big.gguf`.
 
 **Quantized checkpoints** are loaded as their `quantization_config` says, by transformers: the method must be
 one that it knows, its package must be installed, and some need a GPU; what is missing is named. Where

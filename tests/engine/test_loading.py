@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import multiprocessing
 import re
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from engine import compilation, gguf_cache, loading, weights
+from engine import compilation, loading, weights
 from engine.attention import NAME
 from engine.loading import load_engine, load_runner
 from engine.probe import context_length, probe
@@ -96,7 +94,9 @@ def test_no_such_model_is_one_line(
     ("options", "said"),
     [
         ({"dtype": "int3"}, "dtype 'int3' is none of auto, float32"),
-        ({"device": "abacus"}, "no device 'abacus'"),
+        ({"device": "abacus"}, "device 'abacus' is none of auto, cpu, cuda, cuda:0 ...: give device auto"),
+        ({"device": "meta"}, "device 'meta' is none of auto, cpu, cuda"),
+        ({"device": None}, "device None is none of auto, cpu, cuda"),
         ({"max_model_len": 9999}, "max_model_len 9999 .*at most 256 tokens: give max_model_len 256"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"admission": "worst-fit"}, "admission 'worst-fit' is none of first-fit"),
@@ -110,6 +110,19 @@ def test_what_cannot_be_had_is_one_line(tiny_model_dir: Path, options: dict[str,
     with pytest.raises((ModelUnavailable, ValueError), match=said) as caught:
         load_engine(str(tiny_model_dir), **{**ON_CPU, **options})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("cards", "device", "nearest"), [(0, "cuda", "cpu"), (0, "cuda:1", "cpu"), (2, "cuda:2", "cuda:1")]
+)
+def test_a_card_that_is_not_here_is_refused_before_the_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, cards: int, device: str, nearest: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    with pytest.raises(OptionRefused, match=f"sees {cards} CUDA cards: give device {nearest}") as caught:
+        load_engine("nowhere.gguf", device=device)
+    assert caught.value.as_flags().startswith(f"--device '{device}' is not here")
 
 
 def test_what_is_not_given_is_fitted_to_a_small_pool(
@@ -267,70 +280,3 @@ def test_every_decoder_layer_is_found(tiny_model_dir: Path) -> None:
     layers, vocab_size = probe(model, 256)
     assert vocab_size == 512
     assert compilation.decoder_layers(model, layers) == list(model.model.layers)
-
-
-def test_two_processes_convert_one_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF" * 100)
-    context = multiprocessing.get_context("fork")
-    converting = context.Event()
-    go_on = context.Event()
-
-    def convert() -> None:
-        def unpack(path: Path, target: Path) -> None:
-            with (path.parent / "conversions").open("a") as file:
-                file.write("x")
-            converting.set()
-            assert go_on.wait(20)
-            (target / "config.json").write_text("{}")
-
-        gguf_cache._unpack = unpack
-        folder, _ = gguf_cache.converted(path)
-        assert (folder / "config.json").is_file()
-
-    processes = [context.Process(target=convert) for _ in range(2)]
-    processes[0].start()
-    assert converting.wait(20)
-    processes[1].start()
-    assert not list((tmp_path / "cache").rglob("config.json")), "the folder appears whole or not at all"
-    go_on.set()
-    for process in processes:
-        process.join(20)
-    assert [process.exitcode for process in processes] == [0, 0]
-    assert (tmp_path / "conversions").read_text() == "x"
-    assert len([entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()]) == 1
-
-
-def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
-
-    def unpack(_: Path, target: Path) -> None:
-        (target / "half").write_text("x")
-        raise ModelUnavailable("broken")
-
-    monkeypatch.setattr(gguf_cache, "_unpack", unpack)
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF")
-    with pytest.raises(ModelUnavailable):
-        gguf_cache.converted(path)
-    assert [entry for entry in (tmp_path / "cache" / "gguf").iterdir() if entry.is_dir()] == []
-
-
-def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "own"))
-    assert gguf_cache.cache_root() == tmp_path / "own"
-    monkeypatch.delenv("MILLSTREAM_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert gguf_cache.cache_root() == tmp_path / "millstream"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert gguf_cache.cache_root() == Path.home() / ".cache" / "millstream"
-
-
-@pytest.mark.model
-def test_a_gguf_file_is_converted_once(smollm2_path: Path) -> None:
-    folder, key = gguf_cache.converted(smollm2_path)
-    before = (folder / "model.safetensors").stat().st_mtime_ns
-    assert gguf_cache.converted(smollm2_path) == (folder, key)
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
-    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
