@@ -14,11 +14,11 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from engine.trial import MEMORY_BYTES, Trial
+from engine.trial import MEMORY_BYTES, Trial, TrialFailed
 from protocol import ErrorCode, Job, Message, RequestError
 
 TEMPLATE_SECONDS = 5.0
-"""Most time for a template that came with a job; the models' own take less than a millisecond."""
+"""Most processor time for a template that came with a job; the models' own take less than a millisecond."""
 MAX_CHARACTERS = 1 << 24
 """Most text from a template: some four million tokens, beyond any context."""
 MAX_QUOTE = 500
@@ -81,7 +81,8 @@ def render(tokenizer: PreTrainedTokenizerBase, job: Job, chat: Chat, trial: Tria
 
     Raises:
         RequestError: there is no template or no valid one, it refuses the messages, fails, takes too long, too much
-            memory or writes too much; or the text is not Unicode.
+            memory or writes too much; or the text is not Unicode; or the job's template could not be tried
+            (`device_error`: that may pass).
     """
     if not (job.chat_template or tokenizer.chat_template):
         raise _refusal(
@@ -122,7 +123,10 @@ def _by_jobs_template(
     """As `apply_chat_template` does it, elsewhere. Where the model's templates have names, the job's may be one."""
     template = tokenizer.get_chat_template(template, chat.tools)
     asked = {"chat_template": template, **tokenizer.special_tokens_map, **asked}
-    told = trial.ask([chat.messages, asked, MAX_CHARACTERS], TEMPLATE_SECONDS)
+    try:
+        told = trial.ask([chat.messages, asked, MAX_CHARACTERS], TEMPLATE_SECONDS)
+    except TrialFailed as error:
+        raise RequestError(ErrorCode.DEVICE_ERROR, f"chat_template: {error}") from error
     match told:
         case {"text": str(text)}:
             return text

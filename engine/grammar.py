@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine import json_schema, regex
 from engine.grammar_trial import limits, try_to_compile
-from engine.trial import Trial
+from engine.trial import Trial, TrialFailed
 from protocol import ErrorCode, RequestError, ResponseFormat
 from protocol.response_format import (
     ChoiceFormat,
@@ -54,6 +54,8 @@ MAX_BYTES = 65_536
 """Of a schema, a grammar, an expression, or all choices together, in UTF-8."""
 _MASK_SECONDS = 0.25
 """CPU time that the first mask may take."""
+_GRAMMARS_FAULT = (ValueError, RecursionError)
+"""These say that a grammar cannot be compiled, now and ever."""
 _JSON = {
     "whitespace_pattern": r"\x20|\n\x20{0,20}",
     "json_allowed_escapes": 'nrbtf\\"',
@@ -81,7 +83,8 @@ class Grammars:
         """The grammar of a format, or None for text. Threads that ask for the same wait for one compilation.
 
         Raises:
-            RequestError: it is too large or cannot be compiled, or the tokenizer or the library cannot be used.
+            RequestError: it is too large or cannot be compiled, or the tokenizer or the library cannot be used; or it
+                could not be tried (`device_error`: that may pass).
         """
         if isinstance(response_format, TextFormat):
             return None
@@ -91,9 +94,12 @@ class Grammars:
             if size > MAX_BYTES:
                 raise ValueError(f"too large: {size:,} bytes, at most {MAX_BYTES:,}")
             return self._find(response_format, source)
-        except (ValueError, RecursionError) as error:
+        except _GRAMMARS_FAULT as error:
             message = f"response_format.{response_format.type}: {_reason(str(error))}"
             raise RequestError(ErrorCode.INVALID_REQUEST, message) from None
+        except TrialFailed as error:
+            message = f"response_format.{response_format.type}: {error}"
+            raise RequestError(ErrorCode.DEVICE_ERROR, message) from error
 
     def _find(self, response_format: ResponseFormat, source: str) -> CompiledGrammar:
         key = (response_format.type, source)
@@ -108,14 +114,22 @@ class Grammars:
             try:
                 kept.set_result(self._make(response_format))
             except BaseException as error:
+                if not isinstance(error, _GRAMMARS_FAULT):
+                    self._forget(key, kept)
                 kept.set_exception(error)
                 raise
         failure = kept.exception()
         if failure is not None:
-            raise ValueError(
-                str(failure)
-            )  # a new one each time: raising the same one again would grow its traceback
+            # A new one each time: raising the same one again would grow its traceback.
+            kind = ValueError if isinstance(failure, _GRAMMARS_FAULT) else TrialFailed
+            raise kind(str(failure))
         return kept.result()
+
+    def _forget(self, key: tuple[str, str], failed: Future[CompiledGrammar]) -> None:
+        """What was not the grammar's fault is not held against it: the next that asks for it tries again."""
+        with self._lock:
+            if self._kept.get(key) is failed:
+                del self._kept[key]
 
     def _make(self, response_format: ResponseFormat) -> CompiledGrammar:
         try:

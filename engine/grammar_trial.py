@@ -12,6 +12,7 @@ from typing import Any
 from engine.trial import MEMORY_BYTES, Trial, serve
 
 SECONDS = 5.0
+"""Of processor time."""
 
 
 def try_to_compile(trial: Trial, grammar: str) -> None:
@@ -22,6 +23,7 @@ def try_to_compile(trial: Trial, grammar: str) -> None:
 
     Raises:
         ValueError: it does not compile, or took too long, or too much memory.
+        TrialFailed: it could not be tried.
     """
     fault = trial.ask(grammar, SECONDS)
     if fault is None:

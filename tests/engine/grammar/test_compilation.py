@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,8 +14,10 @@ import pytest
 
 from bench.grammar import Walker
 from engine import grammar as grammar_module
+from engine import trial as trial_module
 from engine.grammar import Grammars
-from protocol import RequestError
+from engine.trial import TrialFailed
+from protocol import ErrorCode, RequestError
 from tests.engine.grammar.asking import (
     EOS,
     VOCAB_SIZE,
@@ -89,3 +93,45 @@ class SlowTokenizer:
 def test_a_tokenizer_that_cannot_be_read_is_named(tokenizer: Any) -> None:
     assert "SlowTokenizer" in refusal(Grammars(SlowTokenizer(), VOCAB_SIZE, {EOS}), asked("json_object"))
     assert "no end-of-sequence" in refusal(Grammars(tokenizer, VOCAB_SIZE, ()), asked("json_object"))
+
+
+def test_a_process_that_stands_still_is_not_held_against_a_grammar(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Grammars(tokenizer, VOCAB_SIZE, {EOS})
+    compiled(own, asked("choice", choice=["first"]))
+    assert own._trial._process is not None
+    os.kill(own._trial._process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr(trial_module, "SILENT_SECONDS", 0.1)
+        with pytest.raises(RequestError, match=r"response_format\.choice: .* no answer") as raised:
+            own.compile(asked("choice", choice=["a", "b"]))
+    assert raised.value.code is ErrorCode.DEVICE_ERROR
+    compiled(own, asked("choice", choice=["a", "b"]))
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "tries"),
+    [
+        (ValueError("too complex"), ErrorCode.INVALID_REQUEST, 1),
+        (RecursionError("too deep"), ErrorCode.INVALID_REQUEST, 1),
+        (TrialFailed("no process"), ErrorCode.DEVICE_ERROR, 2),
+    ],
+    ids=lambda one: type(one).__name__ if isinstance(one, Exception) else None,
+)
+def test_only_a_grammars_own_fault_is_kept(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: ErrorCode, tries: int
+) -> None:
+    tried: list[str] = []
+
+    def fail(_trial: Any, grammar: str) -> None:
+        tried.append(grammar)
+        raise failure
+
+    monkeypatch.setattr(grammar_module, "try_to_compile", fail)
+    own = Grammars(tokenizer, VOCAB_SIZE, {EOS})
+    for _ in range(2):
+        with pytest.raises(RequestError, match=str(failure)) as raised:
+            own.compile(asked("choice", choice=["a"]))
+        assert raised.value.code is code
+    assert len(tried) == tries

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from engine import chat as chat_module
+from engine.trial import Trial, TrialFailed
 from protocol import ErrorCode, RequestError
 from protocol.job import RESERVED
 from tests.engine.doubles import case
@@ -230,6 +231,16 @@ def test_a_template_of_a_job_costs_nothing_but_its_job(
     assert pause.seconds < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
     assert rendered(smollm2, messages=HI, chat_template="{{ messages[0].content }}") == "Hi"
+
+
+def test_a_template_that_could_not_be_tried_may_pass(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TrialFailed("no process")
+
+    monkeypatch.setattr(Trial, "ask", fail)
+    with pytest.raises(RequestError, match="chat_template: no process") as raised:
+        encode(smollm2, messages=HI, chat_template="{{ messages[0].content }}")
+    assert raised.value.code is ErrorCode.DEVICE_ERROR
 
 
 def test_what_a_template_writes_has_a_bound(smollm2: Any, monkeypatch: pytest.MonkeyPatch) -> None:
