@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Self
 
 
 class ErrorCode(StrEnum):
@@ -47,6 +48,11 @@ class RequestError(MillstreamError):
         self.code = code
         self.message = message
 
+    @classmethod
+    def invalid(cls, why: str) -> Self:
+        """What was asked cannot be done as it was asked."""
+        return cls(ErrorCode.INVALID_REQUEST, why)
+
 
 class BrokerUnreachable(MillstreamError):
     """No Redis behind the URL, or it stopped answering."""
@@ -62,6 +68,11 @@ class JobConflict(MillstreamError):
 
 class JobNotFound(MillstreamError):
     """No such job: never submitted, or its result has expired."""
+
+    @classmethod
+    def of(cls, job_id: str) -> Self:
+        """The error for the job of that id."""
+        return cls(f"job {job_id}: not found; it was never submitted, or its result has expired")
 
 
 class WrongState(MillstreamError):
@@ -96,11 +107,18 @@ class OptionRefused(MillstreamError, ValueError):
     def as_flags(self) -> str:
         """The message for a command line: `num_kv_blocks` is `--num-kv-blocks` there.
 
-        A name of one word is known for an option by the settings that are proposed.
+        A name of one word is known for an option by the settings that are proposed. What stands between quotes is
+        somebody's own text, and left as it is.
         """
         words = [name for way in self.ways for name in way]
         names = "|".join([r"[a-z]+(?:_[a-z]+)+", *map(re.escape, words)])
-        return re.sub(rf"\b(?:{names})\b", lambda name: "--" + name[0].replace("_", "-"), str(self))
+        parts = re.split(r"(?<!\w)('[^']*')(?!\w)", str(self))
+        parts[::2] = [re.sub(rf"\b(?:{names})\b", _flag, part) for part in parts[::2]]
+        return "".join(parts)
+
+
+def _flag(name: re.Match[str]) -> str:
+    return "--" + name[0].replace("_", "-")
 
 
 def _told(way: Mapping[str, object]) -> str:

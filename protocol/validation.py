@@ -10,7 +10,8 @@ from pydantic import BaseModel
 
 MAX_FAULTS = 8
 """Most faults told of one input: a prompt may be a list of 100,000 wrong ids."""
-_LONGEST_VALUE = 60
+LONGEST_SHOWN = 60
+"""Letters of a value that a message shows: schemas, tools and templates are long."""
 
 _TAKES = {
     "int": "a whole number",
@@ -49,6 +50,12 @@ def describe_validation(error: Any) -> str:
     lines = [_describe(".".join(path), items) for path, items in faults.items() if path not in wholes]
     more = [f"and {len(lines) - MAX_FAULTS} more"] if len(lines) > MAX_FAULTS else []
     return "; ".join(lines[:MAX_FAULTS] + more)
+
+
+def shortened(text: str) -> str:
+    """A value for a message: a line that any stream can write."""
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
@@ -115,5 +122,4 @@ def _number(bound: float) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):  # it may be of any size and depth
         return "an object" if isinstance(value, dict) else "a list"
-    text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    return shortened(repr(value))

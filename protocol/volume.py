@@ -22,11 +22,11 @@ _TOKEN_BYTES = 24
 
 
 def most_logged(job: Job) -> int | None:
-    """Bytes of a job's log if every choice has `max_tokens`; None where it is the model that says how many."""
+    """Bytes of a job's log if every choice is as long as it may be; None where the model alone says how long."""
     params = job.params
-    if params.max_tokens is None:
+    if params.token_limit is None:
         return None
     events = (_EVENT_BYTES + len(job.id)) // (1 if job.stream else 64)
     alternatives = params.num_logprobs
     logprob = 0 if alternatives is None else LOGPROB_BYTES + alternatives * ALTERNATIVE_BYTES
-    return job.num_choices * params.max_tokens * (_TOKEN_BYTES + events + logprob)
+    return job.num_choices * params.token_limit * (_TOKEN_BYTES + events + logprob)
