@@ -1,8 +1,8 @@
 # make demo        watch a real model answer real questions through the queue
 # make test        show that it works: ruff, mypy, pytest
 # make test-long   the tests that take minutes
-# make bench       the tables of docs/speed.md and bench/NOTES.md, on a quiet machine: half an hour (QUICK=1: ten minutes),
-#                  and as much again with the peers: PEERS=..., see docs/speed.md
+# make bench       the tables of docs/speed.md, on a quiet machine: half an hour (QUICK=1: ten minutes), and as much again
+#                  with the peers: PEERS=..., see docs/speed.md
 # make lint        ruff and mypy alone
 # make clean       remove everything that make has made
 #
@@ -55,7 +55,7 @@ accuracy := --rows 12
 ifdef QUICK
 FIGURES := build/bench-quick
 offline := --rows 32 --concurrency 32 1 --shared 100
-queue := --threads 1 --rounds 1
+queue_overhead := --threads 1 --rounds 1
 latency := --rounds 1 --max-tokens 16
 accuracy := --rows 2
 bulk := --rows 10000
@@ -64,16 +64,13 @@ endif
 
 bench: .venv/.installed-test
 	$(BIN)/python -m bench.offline $(offline) $(PEERS) --json $(FIGURES)/offline.json
-	$(BIN)/python -m bench.queue_overhead $(queue) --json $(FIGURES)/queue_overhead.json
+	$(BIN)/python -m bench.queue_overhead $(queue_overhead) --json $(FIGURES)/queue_overhead.json
 	$(BIN)/python -m bench.latency $(latency) --json $(FIGURES)/latency.json
 	$(BIN)/python -m bench.queue --json $(FIGURES)/queue.json
 	$(BIN)/python -m bench.bulk $(bulk) --json $(FIGURES)/bulk.json
 	$(BIN)/python -m bench.plan $(plan) --json $(FIGURES)/plan.json
-	$(BIN)/python -m bench.pressure --policy first-fit > $(FIGURES)/pressure-first-fit.md
-	$(BIN)/python -m bench.pressure --policy best-fit > $(FIGURES)/pressure-best-fit.md
-	$(BIN)/python -m bench.pressure --policy priority > $(FIGURES)/pressure-priority.md
-	$(BIN)/python -m bench.accuracy $(accuracy) > $(FIGURES)/accuracy.md
-	cat $(FIGURES)/*.md
+	$(BIN)/python -m bench.pressure --json $(FIGURES)/pressure.json
+	$(BIN)/python -m bench.accuracy $(accuracy) --json $(FIGURES)/accuracy.json
 	$(BIN)/python -m bench.sampling
 	$(BIN)/python -m bench.grammar
 ifndef QUICK

@@ -83,13 +83,12 @@ def main() -> int:
     args = _arguments()
     model = model_or_default(args.model)
     torch.set_num_threads(args.threads)
-    figures: dict[str, dict[str, float]] = {}
-    print(results.table(HEAD, []))
+    figures: dict[str, Any] = {"model": model.name, "rows": args.rows, "options": {}}
     for name, found in measure(str(model), args.rows, args.option or usual_options()):
-        figures[name] = found
-        print("| " + " | ".join(_cells(name, found)) + " |", flush=True)
-    print(f"\n{figures['float32']['tokens']:,} answer tokens of {args.rows} rows, {model.name}")
-    results.save(args.json, {"rows": args.rows, "options": figures})
+        print(", ".join(_cells(name, found)), file=sys.stderr, flush=True)
+        figures["options"][name] = found
+    results.save(args.json, figures)
+    print(tables(figures)["accuracy"])
     return 0
 
 
@@ -162,6 +161,13 @@ def _answer_logits(runner: Runner, row: Row) -> torch.Tensor:
 
 def _runner_options(**option: str) -> dict[str, Any]:
     return {"dtype": "float32", "device": "cpu", "max_model_len": 1024, "max_num_seqs": 1, **option}
+
+
+def tables(figures: dict[str, Any]) -> dict[str, str]:
+    """A row an option."""
+    options = figures["options"]
+    about = f"{options['float32']['tokens']:,} answer tokens of {figures['rows']} rows, {figures['model']}"
+    return {"accuracy": f"{results.table(HEAD, [_cells(*one) for one in options.items()])}\n\n{about}"}
 
 
 def _cells(name: str, found: Mapping[str, float]) -> list[str]:

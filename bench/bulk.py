@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import results
-from bench.queue import worker
+from bench.workers import QUIET, started_worker
 from broker import calls
 from broker.connection import connect
 from broker.embedded import EmbeddedBroker
@@ -76,7 +76,7 @@ def measure(rows: int, workers: int, window: int | None = None) -> dict[str, Any
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         broker = stack.enter_context(EmbeddedBroker(folder / "state"))
-        started = [stack.enter_context(worker(broker.url, MODEL)).pid for _ in range(workers)]
+        started = [stack.enter_context(started_worker(broker.url, MODEL, QUIET)).pid for _ in range(workers)]
         environ = {**os.environ, "MILLSTREAM_STATE": str(folder / "state"), "REDIS_URL": ""}
         options = ["--model", MODEL]
         if workers:

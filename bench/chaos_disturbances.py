@@ -13,7 +13,7 @@ import logging
 import random
 import signal
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -64,13 +64,16 @@ Act = Callable[[Field, random.Random], Awaitable[str | None]]
 class Schedule:
     """Disturbs a field until it is cancelled; it owns the record of what took place."""
 
-    def __init__(self, field: Field, seed: int, gap_s: float, decks: int | None) -> None:
+    def __init__(
+        self, field: Field, seed: int, gap_s: float, decks: int | None, kinds: Sequence[str]
+    ) -> None:
         self.happened: list[Happening] = []
         self.every_kind_done = asyncio.Event()
         self._field = field
         self._seed = seed
         self._gap_s = gap_s
         self._decks = decks
+        self._kinds = kinds
         self._decks_dealt = 0
         self._deck: deque[str] = deque()
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -79,7 +82,7 @@ class Schedule:
     def counts(self) -> dict[str, int]:
         """How often each kind took place."""
         counted = Counter(happening.kind for happening in self.happened)
-        return {kind: counted[kind] for kind in ACTS}
+        return {kind: counted[kind] for kind in self._kinds}
 
     async def run(self) -> None:
         """Go through so many decks, or for ever. Cancelled, it waits for the end of what it has begun."""
@@ -101,7 +104,7 @@ class Schedule:
     def _deal(self) -> bool:
         """A new deck where there is none; False when it is over."""
         if not self._deck and self._decks_dealt != self._decks:
-            deck = list(ACTS)
+            deck = list(self._kinds)
             random.Random(f"deck {self._seed} {self._decks_dealt}").shuffle(deck)
             self._deck += deck
             self._decks_dealt += 1

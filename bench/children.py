@@ -18,14 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.engines import ENGINES, to_json
+from bench.results import NotMeasured
 from bench.workload import Row, Task
 
 ROOT = Path(__file__).parents[1]
 NOT_INSTALLED = "not installed"
-
-
-class NotMeasured(Exception):
-    """Why there are no figures, in a line."""
 
 
 @dataclass(frozen=True, slots=True)

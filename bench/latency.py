@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import results
+from bench.workers import ready_worker
 from bench.workload import model_or_default
 from broker.embedded import EmbeddedBroker
 from millstream import AsyncClient
@@ -87,28 +84,6 @@ def high(ordered: list[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
-@contextmanager
-def worker(
-    url: str, model: str, flags: list[str], environment: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """A worker on the queue, ready; it has more environment variables where some are given."""
-    environment = os.environ | {"REDIS_URL": url} | dict(environment or {})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "millstream", "worker", "--model", model, *flags], env=environment
-    )
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "millstream", "status", "--wait-ready", "300"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            check=True,
-        )
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def tables(figures: dict[str, Any]) -> dict[str, str]:
     """A row a number of jobs at once."""
     rows = [
@@ -133,7 +108,7 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory() as state,
         EmbeddedBroker(Path(state)) as broker,
-        worker(broker.url, str(model), args.worker_flags),
+        ready_worker(broker.url, str(model), args.worker_flags),
     ):
         asyncio.run(measure(broker.url, 1, 1, args.max_tokens))  # warm
         figures["at_once"] = {

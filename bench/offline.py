@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import children, results, workload
-from bench.children import Model, NotMeasured, Place
+from bench.children import Model, Place
 from bench.engines import ENGINES
 from bench.gemm_limit import Products
+from bench.results import NotMeasured
 from bench.workload import Row, Task
 
 DEFAULT = ("millstream", "millstream-kv16", "vllm", "openvino", "openvino-4bit", "transformers-static")

@@ -26,8 +26,8 @@ from typing import Any
 
 from bench import children, results, workload
 from bench.children import Model
-from bench.latency import worker
 from bench.pressure import simulate
+from bench.workers import QUIET, ready_worker
 from bench.workload import Row
 from broker import calls
 from broker.connection import connect
@@ -158,7 +158,7 @@ def run(model: Model, work: Work, blocks: int, flag: str) -> dict[str, float]:
     with (
         tempfile.TemporaryDirectory() as name,
         EmbeddedBroker(Path(name) / "state") as broker,
-        worker(broker.url, str(model.path), [*flags, "--log-level", "warning"]),
+        ready_worker(broker.url, str(model.path), [*flags, *QUIET]),
     ):
         source, output = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
         source.write_bytes(b"".join(line + b"\n" for line in work.lines))

@@ -13,9 +13,11 @@ import argparse
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import Any
 
+from bench import results
 from bench.workload import Row, default_model, distinct_tokens, load, shared_prefix
 from engine.blocks import BlockPool
 from engine.interface import Request
@@ -27,6 +29,17 @@ from protocol import SamplingParams
 SHARES = (1.0, 0.6, 0.3, 0.15)
 CONTEXT = 2048
 DOCUMENTS, QUESTIONS = 60, 8
+HEAD = [
+    "pool",
+    "blocks",
+    "steps",
+    "rows at once",
+    "computed",
+    "prompts, of the least",
+    "twice",
+    "preemptions",
+    "allocated and unused",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,36 +178,68 @@ def work(name: str) -> list[Row]:
     return load(tokenizer) if name == "gsm8k-128" else shared_prefix(tokenizer)
 
 
+def measure(rows: Seq[Row], policy: str, without: Seq[str] = (), told: bool = False) -> dict[str, Any]:
+    """The figures of one policy: what all rows need at once, and a run in each share of it."""
+    needed = simulate(rows, 1 << 16, policy, without, told).most_used
+    pools = {f"{share:.0%}": simulate(rows, int(needed * share), policy, without, told) for share in SHARES}
+    return {"needed": needed, "pools": {share: asdict(outcome) for share, outcome in pools.items()}}
+
+
+def tables(figures: dict[str, Any]) -> dict[str, str]:
+    """A table a policy, a row a pool."""
+    least = figures["least"]
+    return {
+        f"pressure-{policy}": (
+            f"{figures['rows']} rows, {policy}; all of them at once need {one['needed']} blocks of {BLOCK_SIZE} "
+            f"tokens; {least:,} prompt tokens if each prefix is computed once\n\n"
+            + results.table(HEAD, [_cells(share, pool, least) for share, pool in one["pools"].items()])
+        )
+        for policy, one in figures["policies"].items()
+    }
+
+
+def _cells(share: str, pool: dict[str, Any], least: int) -> list[str]:
+    return [
+        share,
+        str(pool["blocks"]),
+        str(pool["steps"]),
+        f"{pool['mean_running']:.1f}",
+        f"{pool['computed']:,}",
+        f"{pool['prefilled'] / least:.2f}",
+        f"{pool['recomputed'] / (pool['computed'] - pool['recomputed']):.1%}",
+        str(pool["preemptions"]),
+        f"{pool['waste']:.1%}",
+    ]
+
+
 def main() -> None:
-    """Print the curve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Print a table for each policy."""
+    asked = _options()
+    without = [idea for idea in asked.without.split(",") if idea]
+    rows = work(asked.work)
+    figures = {
+        "rows": len(rows),
+        "least": distinct_tokens(row.prompt_ids for row in rows),
+        "policies": {
+            policy: measure(rows, policy, without, asked.told) for policy in asked.policy or sorted(POLICIES)
+        },
+    }
+    results.save(asked.json, figures)
+    print("\n\n".join(tables(figures).values()))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--work", choices=["gsm8k-128", "shared-prefix-500", "documents"], default="gsm8k-128"
     )
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="first-fit")
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES), help="default: each")
     parser.add_argument("--without", default="", help=f"ideas to leave out, of {', '.join(WITHOUT)}")
     parser.add_argument("--told", action="store_true", help="tell the scheduler how long each row becomes")
-    asked = parser.parse_args()
-    without = [idea for idea in asked.without.split(",") if idea]
-    rows = work(asked.work)
-    needed = simulate(rows, 1 << 16, asked.policy, without, asked.told).most_used
-    bound = distinct_tokens(row.prompt_ids for row in rows)
-    print(
-        f"{len(rows)} rows, {asked.policy}; all of them at once need {needed} blocks of {BLOCK_SIZE} tokens; "
-        f"{bound:,} prompt tokens if each prefix is computed once\n"
-    )
-    print(
-        "| pool | blocks | steps | rows at once | computed | prompts, of the least | twice | preemptions "
-        "| allocated and unused |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for share in SHARES:
-        one = simulate(rows, int(needed * share), asked.policy, without, asked.told)
-        print(
-            f"| {share:.0%} | {one.blocks} | {one.steps} | {one.mean_running:.1f} | {one.computed:,} "
-            f"| {one.prefilled / bound:.2f} | {one.recomputed / (one.computed - one.recomputed):.1%} "
-            f"| {one.preemptions} | {one.waste:.1%} |"
-        )
+    results.add_option(parser)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

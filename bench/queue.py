@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -35,13 +34,15 @@ from typing import IO, Any
 from bench import results
 from bench.queue_job import PROMPT
 from bench.queue_peers import MODULES, submit_paced
+from bench.results import NotMeasured
+from bench.workers import QUIET, started_worker
 from broker.completions import Completion, Completions
 from broker.connection import connect
 from broker.embedded import EmbeddedBroker
 from broker.keys import keys_of
 from broker.queue import Queue
 from millstream import Client
-from protocol import Job
+from protocol import Job, Result
 
 ROOT = Path(__file__).parents[1]
 OURS = "millstream"
@@ -76,10 +77,6 @@ def main() -> int:
     results.save(args.json, figures)
     print(tables(figures)["queue"])
     return int(failed)
-
-
-class NotMeasured(Exception):
-    """Why there are no figures, in a line."""
 
 
 def _options() -> argparse.Namespace:
@@ -138,10 +135,10 @@ def measure_ours(jobs: int, rate: float, seconds: float) -> dict[str, Any]:
         began = time.monotonic()
         client.submit_many(_job(number) for number in range(jobs))
         submitted = time.monotonic() - began
-        with worker(url, "dry-run:echo") as process:
+        with started_worker(url, "dry-run:echo", QUIET) as process:
             collector = Collector(url, process)
             started: list[float] = []
-            collector.take(jobs, lambda one: started.append(_started(one)))
+            collector.take(jobs, lambda result: started.append(_started(result)))
             drained = time.time() - min(started)
             waits = asyncio.run(_steady(client, collector, rate, int(rate * seconds)))
             collector.close()
@@ -152,11 +149,19 @@ def _job(number: int) -> Job:
     return Job(id=f"{RUN}.{number}", prompt=PROMPT, run=RUN, stream=False)
 
 
-def _started(one: Completion) -> float:
-    """When a job was leased, seconds since the epoch."""
-    if one.result is None or one.result.text != PROMPT or one.result.started_at is None:
+def _decoded(one: Completion) -> Result:
+    """The result, decoded once, as a user would; each look at `one.result` decodes anew."""
+    result = one.result
+    if result.text != PROMPT:
         raise NotMeasured(f"job {one.id} came back without its answer")
-    return one.result.started_at
+    return result
+
+
+def _started(result: Result) -> float:
+    """When the job was leased, seconds since the epoch."""
+    if result.started_at is None:
+        raise NotMeasured(f"job {result.id} came back without the time of its start")
+    return result.started_at
 
 
 class Collector:
@@ -167,17 +172,17 @@ class Collector:
         self._completions = Completions(self._queue, RUN)
         self._worker = worker
 
-    def take(self, count: int, note: Callable[[Completion], None]) -> None:
-        """Hand that many to `note`.
+    def take(self, count: int, note: Callable[[Result], None]) -> None:
+        """Hand that many results to `note`.
 
         Raises:
-            NotMeasured: the worker ended, or no job does any more.
+            NotMeasured: the worker ended, no job does any more, or one has another answer than its prompt.
         """
         taken, heard = 0, time.monotonic()
         while taken < count:
             found = self._completions.read(1.0)
             for one in found:
-                note(one)
+                note(_decoded(one))
             taken += len(found)
             if found:
                 heard = time.monotonic()
@@ -193,10 +198,11 @@ async def _steady(client: Client, collector: Collector, rate: float, count: int)
     """Seconds from submit to result of jobs that come one by one."""
     sent: dict[str, float] = {}
     waits: list[float] = []
-    collecting = threading.Thread(
-        target=collector.take, args=(count, lambda one: waits.append(time.monotonic() - sent[one.id]))
-    )
-    collecting.start()
+
+    def note(result: Result) -> None:
+        waits.append(time.monotonic() - sent[result.id])
+
+    collecting = asyncio.create_task(asyncio.to_thread(collector.take, count, note))
 
     async def submit(_: int) -> None:
         job = Job(id=f"{RUN}.steady.{len(sent)}", prompt=PROMPT, run=RUN, stream=False)
@@ -204,20 +210,8 @@ async def _steady(client: Client, collector: Collector, rate: float, count: int)
         client.submit_many([job])
 
     await submit_paced(submit, count, rate)
-    collecting.join()
+    await collecting
     return waits
-
-
-@contextmanager
-def worker(url: str, model: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of ours; not waited for, so that nothing of it is spent before it has jobs."""
-    command = [sys.executable, "-m", "millstream", "worker", "--model", model, "--log-level", "warning"]
-    process = subprocess.Popen(command, env=os.environ | {"REDIS_URL": url})
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
 
 
 # Peers

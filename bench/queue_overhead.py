@@ -23,7 +23,7 @@ from typing import Any
 from bench import children, results, workload
 from bench.children import Model, Place
 from bench.engines import ENGINES
-from bench.latency import worker
+from bench.workers import QUIET, ready_worker
 from bench.workload import Row, Task
 from broker.embedded import EmbeddedBroker
 from millstream import Client
@@ -86,12 +86,12 @@ def alone(model: Model, warm: list[Row], rounds: list[list[Row]], threads: int) 
 
 def through_the_queue(model: Model, warm: list[Row], rounds: list[list[Row]], threads: int) -> list[float]:
     """Seconds of each round, from the first job submitted to the last result."""
-    flags = ["--dtype", model.dtype, "--log-level", "warning"]
+    flags = ["--dtype", model.dtype, *QUIET]
     # The very weights that the engine alone reads: those of a quantized file as it is take other and slower products.
     weights = model.weights(ENGINES["millstream"].weights)
     with (
         _broker() as url,
-        worker(url, str(weights), flags, _environment(threads)),
+        ready_worker(url, str(weights), flags, _environment(threads)),
         Client(url) as client,
     ):
         _answer(client, "warm", warm)

@@ -3,7 +3,7 @@
 python -m bench.report [--figures build/bench] [--page docs/speed.md]
 
 <!-- table offline.speed -->      the table of that name, from offline.json; without that file it stays
-<!-- table accuracy -->           what a benchmark has printed, from accuracy.md
+<!-- table accuracy -->           likewise, from accuracy.json
 <!-- end -->
 """
 
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BENCHMARKS = ("offline", "queue_overhead", "latency", "queue", "bulk", "plan")
+BENCHMARKS = ("offline", "queue_overhead", "latency", "queue", "bulk", "plan", "pressure", "accuracy")
 """Names of JSON files; the module `bench.<name>` has a function `tables` that makes Markdown of its figures."""
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -30,7 +30,6 @@ def tables_in(folder: Path) -> dict[str, str]:
         file = folder / f"{name}.json"
         if file.exists():
             found |= import_module(f"bench.{name}").tables(json.loads(file.read_text()))
-    found |= {file.stem: file.read_text().strip() for file in sorted(folder.glob("*.md"))}
     return found
 
 

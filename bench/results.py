@@ -13,6 +13,10 @@ from typing import Any
 CPUINFO = Path("/proc/cpuinfo")
 
 
+class NotMeasured(Exception):
+    """Why there are no figures, in a line."""
+
+
 def add_option(parser: argparse.ArgumentParser) -> None:
     """The flag that `save` is given."""
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")

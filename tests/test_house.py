@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,40 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 ROOMS: list[str] = tomllib.loads(PYPROJECT.read_text())["tool"]["importlinter"]["root_packages"]
+
+
+def mapped(page: str) -> list[str]:
+    """The modules that the page's map names, as `engine/sampling/draw`: a folder a line, modules below it.
+
+    engine/
+      engine, loop        what they are
+      sampling/           logits to tokens
+        draw              two spaces and more end the names
+    """
+    lines = page.partition("## Inside the rooms")[2].partition("\n## ")[0].splitlines()
+    folders: list[tuple[int, str]] = []
+    found: list[str] = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if indent < 4:
+            continue
+        folders = [(depth, name) for depth, name in folders if depth < indent]
+        names = re.split(" {2,}", line.strip())[0].split(", ")
+        if names[0].endswith("/"):
+            folders.append((indent, names[0]))
+        else:
+            found += ["".join(name for _, name in folders) + name for name in names]
+    return found
+
+
+def test_the_map_names_every_module_once() -> None:
+    modules = [
+        str(path.relative_to(ROOT).with_suffix(""))
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    assert sorted(mapped((ROOT / "docs" / "house.md").read_text())) == sorted(modules)
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -66,6 +101,7 @@ def test_a_plain_import_brings_none_of(imports: str, absent: list[str]) -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.long
 def test_engine_computes_without_redis() -> None:
     """The whole engine, torch included, loads without redis, rq and what is built on them."""
     code = (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from bench.accuracy import OPTIONS, Sums, measure
+from bench.accuracy import OPTIONS, Sums, measure, tables
 from engine import loading
 from engine.attention import ReferenceBackend
 from engine.attention.kv_dtype import KV_DTYPES
@@ -42,6 +42,15 @@ def test_another_distribution() -> None:
     assert found["agreement"] == pytest.approx(2 / 3)
     assert found["kl"] == pytest.approx((0.5 * math.log(2) + 0.25 * math.log(0.5)) / 3)
     assert found["perplexity"] == pytest.approx((0.25 * 0.8 * 0.5) ** (-1 / 3))
+
+
+def test_the_table_has_a_row_an_option() -> None:
+    found = {"tokens": 1672, "agreement": 0.917, "kl": -0.00001, "perplexity": 4.3291}
+    table = tables({"model": "m.gguf", "rows": 12, "options": {"float32": found, "int8-kv": found}})[
+        "accuracy"
+    ]
+    assert table.splitlines()[3] == "| int8-kv | 91.7% | 0.0000 | 4.329 |"
+    assert table.endswith("1,672 answer tokens of 12 rows, m.gguf")
 
 
 def test_every_option_of_the_engine_is_measured() -> None:

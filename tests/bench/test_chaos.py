@@ -336,6 +336,19 @@ def assert_good(outcome: Outcome) -> None:
     assert outcome.is_good, f"{tables(outcome)}\n{histories(outcome)}"
 
 
+def test_the_shortest_run(tmp_path: Path) -> None:
+    """Workers and server die, and the books are whole. What takes time, such as poison, is left to longer runs."""
+    part = chaos.dry_run_part(30, seed=8)  # nobody comes late or cancels late
+    kinds = ("SIGKILL to a worker", "SIGKILL to the server", "SCRIPT FLUSH")
+    plans = [plan for plan in part.plans if not plan.is_poison]
+    outcome = in_short(part, tmp_path, plans=plans, kinds=kinds, workers=2, gap_s=0.2, decks=1)
+    assert [fault for fault in outcome.faults if fault.kind != "near tie"] == [], histories(outcome)
+    assert len(outcome.accounts) == len(plans)
+    assert outcome.schedule.counts == dict.fromkeys(kinds, 1)
+    assert outcome.people.cancelled.keys() == {plan.id for plan in plans if plan.cancel_after_s is not None}
+    assert {stream.job_id for stream in outcome.people.streams} == {plan.id for plan in plans if plan.watch}
+
+
 @pytest.mark.long
 def test_a_short_run(tmp_path: Path) -> None:
     part = chaos.dry_run_part(60, seed=2)

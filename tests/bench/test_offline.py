@@ -13,9 +13,10 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from bench import children, engines, offline
-from bench.children import Model, NotMeasured, Place
+from bench.children import Model, Place
 from bench.engines import Answered, Engine, Loading
 from bench.gemm_limit import Products
+from bench.results import NotMeasured
 from bench.workload import Row, Task
 from tests.bench.doubles import Words, engine_figures, task
 from tests.models import save_tiny, tiny_config

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from bench import queue
-from bench.queue import NotMeasured
+from bench.results import NotMeasured
+from broker.completions import Completion
+from millstream import Client
+from protocol import Choice, Job, Result
 
 
-def test_a_short_run_of_ours() -> None:
+def test_a_short_run_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    decode = Result.decode
+    monkeypatch.setattr(Result, "decode", lambda raw: (decoded.append(raw), decode(raw))[1])
     found = queue.measure_ours(jobs=300, rate=50, seconds=0.2)
+    assert len(decoded) == 310, "each result once, as a user would"
     assert found["submit"] > 0
     assert found["drain"] > 0
     assert 0 < found["p50"] <= found["p99"]
@@ -31,6 +41,27 @@ def test_a_peer_that_fails_is_no_measurement(tmp_path: Path) -> None:
         queue.measure_peer("arq", str(python), 5, 5, 1)
     with pytest.raises(NotMeasured, match=r"cannot start .*: No such file"):
         queue.measure_peer("arq", str(tmp_path / "none"), 5, 5, 1)
+
+
+def test_a_wrong_answer_is_no_measurement() -> None:
+    result = Result(id="j", state="succeeded", choices=[Choice(text="another", token_ids=[0])])
+    with pytest.raises(NotMeasured, match="job j came back without its answer"):
+        queue._decoded(Completion("1-0", "j", result.encode()))
+
+
+def test_what_fails_while_times_are_measured_is_no_measurement() -> None:
+    """It is read in another thread, whose errors nobody hears by themselves."""
+
+    class Failing:
+        def take(self, _count: int, _note: Callable[[Result], None]) -> None:
+            raise NotMeasured("no job came back")
+
+    class Silent:
+        def submit_many(self, _jobs: list[Job]) -> None: ...
+
+    client, collector = cast(Client, Silent()), cast(queue.Collector, Failing())
+    with pytest.raises(NotMeasured, match="no job came back"):
+        asyncio.run(queue._steady(client, collector, rate=100, count=2))
 
 
 def test_a_peer_is_one_that_there_is() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import latency, offline, queue_overhead, report, results
+from bench import latency, offline, pressure, queue_overhead, report, results
+from bench.workload import Row
 from tests.bench.doubles import offline_figures
 
 QUEUE = {
@@ -26,6 +27,28 @@ LATENCY = {
     "rounds": 2,
     "max_tokens": 8,
     "at_once": {"4": {"first": 100.4, "first_p95": 200.0, "gap": 30.0, "gap_p95": 45.6}},
+}
+PRESSURE = {
+    "rows": 12,
+    "least": 1000,
+    "policies": {
+        policy: {
+            "needed": 40,
+            "pools": {
+                "60%": {
+                    "blocks": 24,
+                    "steps": 7,
+                    "computed": 2200,
+                    "prefilled": 1500,
+                    "preemptions": 3,
+                    "recomputed": 200,
+                    "mean_running": 5.25,
+                    "waste": 0.125,
+                }
+            },
+        }
+        for policy in ("first-fit", "best-fit")
+    },
 }
 
 
@@ -94,6 +117,28 @@ def test_latency() -> None:
     assert cells(table, "4") == ["4", "100", "200", "30", "46"]
 
 
+def test_what_a_small_pool_costs() -> None:
+    tables = pressure.tables(PRESSURE)
+    assert list(tables) == ["pressure-first-fit", "pressure-best-fit"]
+    table = tables["pressure-first-fit"]
+    assert table.startswith(
+        "12 rows, first-fit; all of them at once need 40 blocks of 8 tokens; 1,000 prompt tokens"
+    )
+    assert cells(table, "60%")[1:] == ["24", "7", "5.2", "2,200", "1.50", "10.0%", "3", "12.5%"]
+
+
+def test_the_simulation_fills_the_table() -> None:
+    """Twenty short rows: the smaller the pool, the more is computed twice, and nothing is lost on the way."""
+    rows = [Row([10 * number + place for place in range(20)], 30) for number in range(20)]
+    found = pressure.measure(rows, "first-fit")
+    assert list(found["pools"]) == ["100%", "60%", "30%", "15%"]
+    steps = [pool["steps"] for pool in found["pools"].values()]
+    assert steps == sorted(steps)
+    assert found["pools"]["100%"]["preemptions"] == 0
+    figures = {"rows": 20, "least": 400, "policies": {"first-fit": found}}
+    assert cells(pressure.tables(figures)["pressure-first-fit"], "15%")[1] == str(int(found["needed"] * 0.15))
+
+
 def test_the_page_has_a_place_for_every_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +148,14 @@ def test_the_page_has_a_place_for_every_table(
     monkeypatch.setattr(sys, "argv", ["report", "--page", str(page), "--figures", str(figures)])
     assert report.main() == 1
     assert page.read_text() == text
-    for name, found in {"offline": offline_figures(), "queue_overhead": QUEUE, "latency": LATENCY}.items():
+    measured = {
+        "offline": offline_figures(),
+        "queue_overhead": QUEUE,
+        "latency": LATENCY,
+        "pressure": PRESSURE,
+    }
+    for name, found in measured.items():
         results.save(figures / f"{name}.json", found)
-    (figures / "accuracy.md").write_text("as it was printed\n")
     assert report.main() == 0
     filled = page.read_text()
     places = {name for _, name, _ in report.MARKED.findall(text)}
