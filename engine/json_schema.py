@@ -4,6 +4,7 @@ llguidance refuses what it does not know, with these exceptions, which are rewri
 
     format: date, time, date-time    29 February of any year, leap seconds of any minute     an exact `pattern`
     pattern, patternProperties       read as Rust reads them                                 regex.common
+    two patternProperties that are one pattern, read so                                      refused
     minProperties of a map           a key that comes twice counts twice                     refused
     multipleOf: 0.1                  exact in decimals, while validators divide floats       refused; 0.5 is fine
     const, enum, pattern: "\x01"      control characters are passed over                     refused
@@ -103,17 +104,25 @@ def _prepare(schema: Any, where: str, depth: int) -> dict[str, Any] | bool:
         elif keyword in _LISTS and isinstance(value, list):
             prepared[keyword] = [_prepare(each, f"{place}[{i}]", depth + 1) for i, each in enumerate(value)]
         elif keyword in _MAPS and isinstance(value, dict):
-            prepared[keyword] = {
-                _name(keyword, name, place): _prepare(each, f"{place}.{name}", depth + 1)
-                for name, each in value.items()
-            }
+            schemas = {name: _prepare(each, f"{place}.{name}", depth + 1) for name, each in value.items()}
+            prepared[keyword] = (
+                _by_common_pattern(schemas, place) if keyword == "patternProperties" else schemas
+            )
         elif keyword not in _DROPPED:
             prepared[keyword] = _CHECKS.get(keyword, _as_it_is)(value, schema, place)
     return _exact_format(prepared)
 
 
-def _name(keyword: str, name: str, place: str) -> str:
-    return _pattern(name, {}, f"{place}.{name}") if keyword == "patternProperties" else name
+def _by_common_pattern(schemas: dict[str, Any], place: str) -> dict[str, Any]:
+    """Two patterns may have one translation, and the library would keep one of the schemas."""
+    patterns: dict[str, str] = {}
+    for name in schemas:
+        before = patterns.setdefault(_pattern(name, {}, f"{place}.{name}"), name)
+        if before != name:
+            raise SchemaError(
+                f"{place}: {before!r} and {name!r} are one pattern here; join their schemas under one"
+            )
+    return {pattern: schemas[name] for pattern, name in patterns.items()}
 
 
 def _as_it_is(value: Any, _schema: dict[str, Any], _place: str) -> Any:

@@ -93,6 +93,10 @@ def test_every_finished_output_validates_or_its_schema_is_refused_by_name() -> N
         ({"type": "string", "pattern": r"\x01"}, "schema.pattern: control characters"),
         ({"type": "string", "pattern": "(a"}, "schema.pattern: not a regular expression"),
         ({"patternProperties": {"[[:alpha:]]": {}}}, "schema.patternProperties.[[:alpha:]]"),
+        (
+            {"patternProperties": {r"^\d+$": {"minimum": 5}, "^x$": {}, "^[0-9]+$": {"type": "integer"}}},
+            r"schema.patternProperties: '^\\d+$' and '^[0-9]+$' are one pattern here",
+        ),
         ({"type": "string", "pattern": "(?=a)"}, "look-ahead"),
         ({"type": "string", "format": "colour"}, "Unknown format: colour"),
         ({"$ref": "https://example.com/s.json"}, "example.com"),
