@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
+import torch
 from transformers import PreTrainedModel
 
-from engine.attention import PagedAttention, choose_backend
+from engine.attention import PagedAttention, ProbedLayer, choose_backend
 from engine.attention.kv_dtype import KV_DTYPES, choose_kv_dtype
 from engine.attention.kv_layout import KVLayout
 from engine.attention.varlen import VarlenBackend
@@ -117,7 +118,6 @@ def load_runner(
     began = time.monotonic()
     switches = {"compile": compile, "trust_remote_code": trust_remote_code}
     check_words({"dtype": dtype, "kv_dtype": kv_dtype, "quantization": quantization, **switches})
-    int8 = quantization == "int8"
     weights = (
         model
         if isinstance(model, Weights)
@@ -130,14 +130,7 @@ def load_runner(
             served_model_name=served_model_name,
         )
     )
-    net = weights.model
     parts = {"weights": time.monotonic() - began}
-    layers, vocab_size = probe(net, max_model_len or context_length(net) or 1)
-
-    backend = choose_backend(net.device, net.dtype)
-    kv_kept = choose_kv_dtype(KV_DTYPES.get(kv_dtype or "auto"), net.dtype, backend)
-    layout = backend.kv_layout
-    a_token = KVShape.of(layers, kv_kept, 1, layout.token_major)
     given = Given(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -146,50 +139,96 @@ def load_runner(
         num_kv_blocks=num_kv_blocks,
         kv_memory=kv_memory,
     )
-    ground = _ground(net, a_token.block_bytes, layout)
-    limits = _settle(given, ground)
-    shape = replace(a_token, block_size=limits.block_size)
-    recordable = backend if isinstance(backend, VarlenBackend) and compile is not False else None
-    kv = KVStore(shape, limits.num_kv_blocks, net.device, spare=0 if recordable is None else 1)
-    attention = PagedAttention(backend)
-    for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
-        attention.bind(layer, key_blocks, value_blocks)
-
-    wanted = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
-    runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
-    with _beside_the_pool(given, ground, limits):
-        with compile_clock() as packing, _part(parts, "packing", packing):
-            if not wanted:
-                fuse_layers(net, layers, attention, limits.max_model_len)
-            if int8:
-                weights = with_int8_linears(weights, one_pass(runner))
-            room = free_memory(net.device) - limits.num_kv_blocks * shape.block_bytes
-            pack_linears(net, one_pass(runner), linear_kind(net, room))
-            fused = settle_layers(net)
-        compiled = compile_layers(net, layers) if wanted else False
-        with compile_clock() as warming, _part(parts, "warm-up", warming):
-            warm_up(runner)
-    parts["compiling"] = packing.seconds + warming.seconds
-    graphs = (
-        "no CUDA graphs" if recordable is None else record_decodes(runner, recordable, limits.max_num_seqs)
-    )
-    if kv_kept != net.dtype:
+    int8 = quantization == "int8"
+    sized = _size(weights.model, given, kv_dtype, recordable=compile is not False)
+    with _beside_the_pool(given, sized.ground, sized.limits):
+        compiled = COMPILE_BY_DEFAULT and not int8 if compile is None else compile
+        weights, made = _make_ready(weights, sized, parts, compiled=compiled, int8=int8)
+    made += f", {record_decodes(sized.runner, sized.recordable, sized.limits.max_num_seqs)}"
+    if sized.kv_dtype != weights.model.dtype:
         weights = replace(weights, fingerprint=weights.fingerprint.model_copy(update={"kv_dtype": kv_dtype}))
     log.info(
-        "loaded %s in %.1f s (%s): context %d, %d slots, %d KV blocks of %d tokens (%.2f GiB), attention %s, %s, %s",
+        "loaded %s in %.1f s (%s): %s, %s",
         weights.fingerprint,
         time.monotonic() - began,
         ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()),
-        limits.max_model_len,
-        limits.max_num_seqs,
-        limits.num_kv_blocks,
-        limits.block_size,
-        limits.num_kv_blocks * shape.block_bytes / 2**30,
-        attention.backend.name,
-        "compiled" if compiled else f"{fused} of {len(layers)} layers fused",
-        graphs,
+        sized,
+        made,
     )
-    return Loaded(weights, runner, limits)
+    return Loaded(weights, sized.runner, sized.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """A model that is bound to its attention and to a KV store of settled size."""
+
+    runner: ModelRunner
+    layers: list[ProbedLayer]
+    attention: PagedAttention
+    kv_dtype: torch.dtype
+    ground: Ground
+    limits: Limits
+    recordable: VarlenBackend | None
+    """The backend whose decode steps can be recorded as CUDA graphs, if they are to be."""
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of the KV store's blocks."""
+        return self.limits.num_kv_blocks * self.limits.block_size * self.ground.token_bytes
+
+    def __str__(self) -> str:
+        limits = self.limits
+        return (
+            f"context {limits.max_model_len}, {limits.max_num_seqs} slots, {limits.num_kv_blocks} KV blocks of "
+            f"{limits.block_size} tokens ({self.pool_bytes / 2**30:.2f} GiB), attention {self.runner.backend_name}"
+        )
+
+
+def _size(net: PreTrainedModel, given: Given, kv_dtype: str | None, *, recordable: bool) -> _Sized:
+    """Settle every limit of a loaded model, take its KV store and bind its attention modules to it."""
+    layers, vocab_size = probe(net, given.max_model_len or context_length(net) or 1)
+    backend = choose_backend(net.device, net.dtype)
+    kv_kept = choose_kv_dtype(KV_DTYPES.get(kv_dtype or "auto"), net.dtype, backend)
+    layout = backend.kv_layout
+    a_token = KVShape.of(layers, kv_kept, 1, layout.token_major)
+    ground = _ground(net, a_token.block_bytes, layout)
+    limits = _settle(given, ground)
+    shape = replace(a_token, block_size=limits.block_size)
+    recorded = backend if isinstance(backend, VarlenBackend) and recordable else None
+    kv = KVStore(shape, limits.num_kv_blocks, net.device, spare=0 if recorded is None else 1)
+    attention = PagedAttention(backend)
+    for layer, (key_blocks, value_blocks) in zip(layers, kv.layers, strict=True):
+        attention.bind(layer, key_blocks, value_blocks)
+    runner = ModelRunner(net, attention, kv, max_model_len=limits.max_model_len, vocab_size=vocab_size)
+    return _Sized(runner, layers, attention, kv_kept, ground, limits, recorded)
+
+
+def _make_ready(
+    weights: Weights, sized: _Sized, parts: dict[str, float], *, compiled: bool, int8: bool
+) -> tuple[Weights, str]:
+    """Fuse, pack, quantize or compile the model's layers and run each kind of step once.
+
+    Args:
+        parts: seconds by part of the start; those of this one are added.
+
+    Returns:
+        The weights as they are now called, and what was made of the layers, for the log.
+    """
+    net, layers, run = weights.model, sized.layers, one_pass(sized.runner)
+    with compile_clock() as packing, _part(parts, "packing", packing):
+        if not compiled:
+            fuse_layers(net, layers, sized.attention, sized.limits.max_model_len)
+        if int8:
+            weights = with_int8_linears(weights, run)
+        pack_linears(net, run, linear_kind(net, free_memory(net.device) - sized.pool_bytes))
+        fused = settle_layers(net)
+    made = f"{fused} of {len(layers)} layers fused"
+    if compiled and compile_layers(net, layers):
+        made = "compiled"
+    with compile_clock() as warming, _part(parts, "warm-up", warming):
+        warm_up(sized.runner)
+    parts["compiling"] = packing.seconds + warming.seconds
+    return weights, made
 
 
 def _ground(net: PreTrainedModel, token_bytes: int, layout: KVLayout) -> Ground:
@@ -251,8 +290,10 @@ MOST_RECORDED = 512
 """Sequences of the largest recorded step: its logits are kept, 4 bytes a token of the vocabulary and sequence."""
 
 
-def record_decodes(runner: ModelRunner, backend: VarlenBackend, max_num_seqs: int) -> str:
+def record_decodes(runner: ModelRunner, backend: VarlenBackend | None, max_num_seqs: int) -> str:
     """Record the decode steps of a warm runner as CUDA graphs, if they can be; what the log is to say of it."""
+    if backend is None:
+        return "no CUDA graphs"
     try:
         graphs = runner.record_decodes(backend, min(max_num_seqs, MOST_RECORDED))
     except RuntimeError as error:
