@@ -45,11 +45,6 @@ class FusedLayer(nn.Module):
         """Whether no attention comes after its own: then a row matters only where its logits are asked for."""
         self._steps: PanelSteps | None = None
 
-    @property
-    def has_panels(self) -> bool:
-        """Whether it is computed by `PanelSteps`."""
-        return self._steps is not None
-
     def settle(self) -> None:
         """To be called once the linear layers are what they will be."""
         linears = [self.qkv_proj, self.o_proj, self.gate_up_proj, self.down_proj]

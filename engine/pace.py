@@ -22,13 +22,8 @@ class Pace:
         """
         Args:
             most: tokens, never more.
-            max_step_ms: milliseconds a step should take at most.
-
-        Raises:
-            ValueError: no time at all.
+            max_step_ms: milliseconds a step should take at most, above 0.
         """
-        if max_step_ms is not None and not max_step_ms > 0:
-            raise ValueError(f"max_step_ms is {max_step_ms}: give a time above 0")
         self._most = most
         self._limit_s = None if max_step_ms is None else max_step_ms / 1000
         self.budget = most

@@ -128,7 +128,7 @@ def _fetch(build: Any, address: Any) -> None:
     build.call(prefetch, [build.inttoptr(address, byte), word(0), word(3), word(1)])
 
 
-def _panel_linear(build: Any, address: Any) -> tuple[Any, Any]:
+def _halves(build: Any, address: Any) -> tuple[Any, Any]:
     words = build.load(_pointer(build, address, _WORDS), align=4)
     low = build.shl(words, ir.Constant(_WORDS, [16] * _LANES))
     high = build.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * _LANES))
@@ -140,7 +140,7 @@ def _whole(build: Any, address: Any) -> tuple[Any, Any]:
     return tuple(build.load(_pointer(build, half, _FLOATS), align=4) for half in (address, second))
 
 
-UPPER_HALVES, WHOLE = PanelKind(32, _panel_linear), PanelKind(64, _whole)
+UPPER_HALVES, WHOLE = PanelKind(32, _halves), PanelKind(64, _whole)
 
 
 def _copies(build: Any, row: Any, k: Any) -> Any:

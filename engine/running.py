@@ -63,7 +63,7 @@ class Roster:
         return True
 
     def drop(self, request_id: str) -> list[Running]:
-        """Strike off a request; the choices it still had. None if it is not here."""
+        """Strike off a request; the choices it still had; empty if it is not here."""
         dropped = list(self._requests.pop(request_id, {}).values())
         for running in dropped:
             running.gone = True

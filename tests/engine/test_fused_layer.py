@@ -110,7 +110,7 @@ def test_layers_of_panels_are_equal_too(
     fused = load_runner(rounded(weights(tmp_path, class_name, **config)), **ON_CPU)
     monkeypatch.setattr(loading, "fuse_layers", lambda *_: 0)
     plain = load_runner(rounded(weights(tmp_path, class_name, **config)), compile=False, **ON_CPU)
-    assert all(layer.has_panels for layer in fused.weights.model.model.layers)
+    assert all(layer._steps is not None for layer in fused.weights.model.model.layers)
     for got, want in zip(logits(fused.runner), logits(plain.runner), strict=True):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     alone = fused.runner.forward([Chunk(PROMPTS[1], 0, TABLES[1], 3)])
