@@ -13,13 +13,15 @@ BYTES_AT_ONCE = 1 << 20
 """Of their payloads, events and results; one job may have more."""
 
 
-def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """The items in order, in lists of at most `AT_ONCE` and `BYTES_AT_ONCE`; none is empty."""
+def in_parts(
+    items: Iterable[T], size_of: Callable[[T], int], most: int = AT_ONCE, most_bytes: int = BYTES_AT_ONCE
+) -> Iterator[list[T]]:
+    """The items in order, in lists of at most `most` and `most_bytes`; none is empty, one item may be larger."""
     part: list[T] = []
     total = 0
     for item in items:
         size = size_of(item)
-        if part and (len(part) == AT_ONCE or total + size > BYTES_AT_ONCE):
+        if part and (len(part) == most or total + size > most_bytes):
             yield part
             part, total = [], 0
         part.append(item)

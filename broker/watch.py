@@ -11,7 +11,7 @@ arrived), hence every confirmation of a subscription is a reason to read the log
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,15 @@ from broker import calls
 from broker.calls import Look
 from broker.channel import AsyncChannel, Channel
 from broker.queue import AsyncQueue, Queue
-from protocol import JobNotFound, Result, TerminalEvent, TerminalType, TokenEvent, decode_event
+from protocol import (
+    TERMINAL_STATES,
+    JobNotFound,
+    Result,
+    TerminalEvent,
+    TerminalType,
+    TokenEvent,
+    decode_event,
+)
 
 SILENCE_S = 2.0
 """After this long without a message the log is read again: a lost end is noticed this late."""
@@ -103,14 +111,12 @@ class Replay:
         """What is left to say after the log gave no end.
 
         Raises:
-            JobNotFound: there is no such job (any more).
+            JobNotFound: there is no such job (any more), or nothing is left of how it ended.
         """
         if look.result is not None:
             return self.from_result(look.result)
-        if look.state is None:
-            raise JobNotFound(
-                f"job {self.job_id}: not found; it was never submitted, or its result has expired"
-            )
+        if look.state is None or look.state in TERMINAL_STATES:
+            raise JobNotFound.of(self.job_id)
         return []
 
     def _take(self, event: AnyEvent) -> AnyEvent:
@@ -125,8 +131,13 @@ class Replay:
         return event
 
 
-def follow(queue: Queue, job_id: str) -> Iterator[AnyEvent]:
+def follow(queue: Queue, job_id: str, silent: Callable[[], None] | None = None) -> Iterator[AnyEvent]:
     """A job's events from the first to the terminal one, as they come.
+
+    Args:
+        queue: the job's.
+        job_id: its id.
+        silent: called whenever nothing has come for `SILENCE_S`.
 
     Raises:
         JobNotFound: no such job, or its result has expired.
@@ -136,7 +147,10 @@ def follow(queue: Queue, job_id: str) -> Iterator[AnyEvent]:
     with closing(Channel(queue.client, queue.keys.tokens(job_id))) as channel:
         channel.subscribe()
         while not replay.ended:
-            heard = replay.hear(channel.get(SILENCE_S))
+            message = channel.get(SILENCE_S)
+            if message is None and silent is not None:
+                silent()
+            heard = replay.hear(message)
             yield from _repair(queue, replay) if heard is None else heard
 
 

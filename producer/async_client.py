@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Self
 
 import redis
@@ -28,12 +28,11 @@ from broker.watch import AnyEvent, follow_async
 from producer.dead import AsyncDeadLetters
 from producer.reach import OUTAGE_S, Server, faults_in_one_line
 from producer.request import (
-    SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
     check_id,
-    check_limits,
+    in_pipelines,
     jobs_asked_for,
     limits_call,
     memory_full,
@@ -90,27 +89,57 @@ class AsyncJobHandle:
 class AsyncClient:
     """`Client`, for asyncio; it reaches for the server in `async with`, so nothing blocks before."""
 
-    def __init__(self, redis_url: str | None = None, queue: str = "default") -> None:
+    def __init__(
+        self, redis_url: str | None = None, queue: str = "default", *, patience_s: float = 0.0
+    ) -> None:
         self._redis_url = redis_url
         self._keys = keys_of(queue)
-        self._server: Server
-        self.url: str
-        self.queue: AsyncQueue
+        self._patience_s = patience_s
+        self._server: Server | None = None
+        self._queue: AsyncQueue | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server listens.
+
+        Raises:
+            RuntimeError: the client is not open.
+        """
+        return self._opened()[0].url
+
+    @property
+    def queue(self) -> AsyncQueue:
+        """The queue's connections. Raises as `url`."""
+        return self._opened()[1]
+
+    def _opened(self) -> tuple[Server, AsyncQueue]:
+        if self._server is None or self._queue is None:
+            raise RuntimeError(
+                "this AsyncClient is not open: use it inside `async with AsyncClient() as client:`"
+            )
+        return self._server, self._queue
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.to_thread(Server, self._redis_url)
-        self.url = self._server.url
+        server = await asyncio.to_thread(Server, self._redis_url)
         try:
-            await wait_until_ready_async(self.url, keys=self._keys)
+            await wait_until_ready_async(server.url, self._patience_s, self._keys)
         except BaseException:
-            self._server.close()
+            await asyncio.to_thread(server.close)
             raise
-        self.queue = AsyncQueue(connect_async(self.url, self._keys, OUTAGE_S), self._keys)
+        self._server = server
+        self._queue = AsyncQueue(connect_async(server.url, self._keys, OUTAGE_S), self._keys)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.queue.close()
-        await asyncio.to_thread(self._server.close)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections, and give back the embedded broker if it was used; nothing if it is not open."""
+        server, queue, self._server, self._queue = self._server, self._queue, None, None
+        if queue is not None:
+            await queue.close()
+        if server is not None:
+            await asyncio.to_thread(server.close)
 
     async def submit(
         self,
@@ -170,10 +199,7 @@ class AsyncClient:
     async def submit_many(self, jobs: Iterable[Job], wait_s: float | None = None) -> list[AsyncJobHandle]:
         """Queue jobs in order, hundreds in one round trip; after an error submit all again."""
         handles: list[AsyncJobHandle] = []
-        source = iter(jobs)
-        while batch := list(islice(source, SUBMIT_AT_ONCE)):
-            for job in batch:
-                check_limits(job)
+        for batch in in_pipelines(jobs):
             await self._submit(batch, wait_s)
             handles += [AsyncJobHandle(self, job.id) for job in batch]
         return handles

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Self
 
 import redis
@@ -27,12 +27,11 @@ from broker.watch import AnyEvent, follow
 from producer.dead import DeadLetters
 from producer.reach import OUTAGE_S, Server, faults_in_one_line
 from producer.request import (
-    SUBMIT_AT_ONCE,
     Messages,
     Prompt,
     build_job,
     check_id,
-    check_limits,
+    in_pipelines,
     jobs_asked_for,
     limits_call,
     memory_full,
@@ -223,10 +222,7 @@ class Client:
             As `submit`.
         """
         handles: list[JobHandle] = []
-        source = iter(jobs)
-        while batch := list(islice(source, SUBMIT_AT_ONCE)):
-            for job in batch:
-                check_limits(job)
+        for batch in in_pipelines(jobs):
             self._submit(batch, wait_s)
             handles += [JobHandle(self, job.id) for job in batch]
         return handles

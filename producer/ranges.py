@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from protocol import SamplingParams, describe_validation
+from protocol.validation import shortened
 
 _TEXT_OR_TEXTS = frozenset({"stop", "bad_words"})
 """Lists that may be written as a single text."""
-_LONGEST_VALUE = 60
 
 
 @cache
@@ -96,4 +96,4 @@ def _shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
+    return shortened(text)

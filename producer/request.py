@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,12 +15,12 @@ from broker import calls
 from broker.calls import Limits, Submitted
 from broker.clearing import What
 from broker.keys import Keys
+from broker.parts import in_parts
 from broker.script import Call
 from producer import ranges
 from producer.nesting import DEEPEST, deeper_than
 from protocol import (
     PRIORITIES,
-    ErrorCode,
     Job,
     JobConflict,
     JobFailed,
@@ -39,6 +39,10 @@ from protocol.volume import MOST_LOG_BYTES, MOST_PAYLOAD_BYTES, most_logged
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 SUBMIT_AT_ONCE = 500
 """Jobs in one pipeline."""
+SUBMIT_BYTES_AT_ONCE = 4 << 20
+"""Bytes of their payloads; the largest job has as many. An asyncio connection of redis-py has one timeout of 15 s for
+all that a pipeline sends: 500 jobs of 100 KB would never arrive over 25 Mbit/s, however often they were sent.
+"""
 
 RENDERING = CHAT_ONLY | {"add_special_tokens", "split_special_tokens"}
 """Fields of a job that say how its text becomes tokens."""
@@ -66,7 +70,7 @@ def build_job(
         RequestError: a value is out of its range, or the job is too large; each field is named.
     """
     if params is not None and sampling:
-        raise _invalid(f"give params, or {', '.join(sampling)} by name, not both")
+        raise RequestError.invalid(f"give params, or {', '.join(sampling)} by name, not both")
     params = params if params is not None else sampling_params(sampling)
     try:
         job = Job(
@@ -77,7 +81,7 @@ def build_job(
             **{name: value for name, value in fields.items() if value != Job.model_fields[name].default},
         )
     except ValidationError as error:
-        raise _invalid(describe_validation(error)) from None
+        raise RequestError.invalid(describe_validation(error)) from None
     check_limits(job)
     return job
 
@@ -91,7 +95,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     try:
         return SamplingParams(**given)
     except ValidationError as error:
-        raise _invalid(ranges.describe(error)) from None
+        raise RequestError.invalid(ranges.describe(error)) from None
 
 
 def over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def _prompt(prompt: Any) -> Any:
     if prompt is None or isinstance(prompt, str):
         return prompt
     if not _is_list(prompt):
-        raise _invalid(
+        raise RequestError.invalid(
             f"prompt: give text or a list of token ids, or a list of either, not {type(prompt).__name__}"
         )
     return [list(one) if _is_list(one) else one for one in prompt]
@@ -119,7 +123,7 @@ def _messages(messages: Any) -> list[Any] | None:
     if messages is None:
         return None
     if not _is_list(messages):
-        raise _invalid(f"messages: give a list of messages, not {type(messages).__name__}")
+        raise RequestError.invalid(f"messages: give a list of messages, not {type(messages).__name__}")
     return list(messages)
 
 
@@ -136,13 +140,22 @@ def check_id(job_id: str) -> str:
     try:
         return _ID.validate_python(job_id)
     except ValidationError:
-        raise _invalid(
+        raise RequestError.invalid(
             f"job id {job_id!r}: ids are 1 to 200 letters, digits, '.', '_', ':', '@' and '-'"
         ) from None
 
 
-def check_limits(job: Job) -> None:
-    """Refuse a job that is too large, or whose answer could be.
+def in_pipelines(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    """The jobs in order, as many at a time as are sent together.
+
+    Raises:
+        As `check_limits`.
+    """
+    return in_parts(jobs, check_limits, SUBMIT_AT_ONCE, SUBMIT_BYTES_AT_ONCE)
+
+
+def check_limits(job: Job) -> int:
+    """Refuse a job that is too large, or whose answer could be; the bytes of its payload.
 
     Raises:
         RequestError: its payload or its worst-case log is over the limit, or JSON in UTF-8 cannot carry it.
@@ -151,18 +164,20 @@ def check_limits(job: Job) -> None:
     try:
         size = len(job.encode())
     except PydanticSerializationError:  # pydantic lets a lone surrogate in and not out
-        raise _invalid(
+        raise RequestError.invalid(
             "its text holds half a character (a lone surrogate), which UTF-8 cannot carry"
         ) from None
     if size > MOST_PAYLOAD_BYTES:
-        raise _invalid(f"the job has {size:,} bytes; the limit is {MOST_PAYLOAD_BYTES:,} (4 MiB)")
+        raise RequestError.invalid(f"the job has {size:,} bytes; the limit is {MOST_PAYLOAD_BYTES:,} (4 MiB)")
     logged = most_logged(job) or 0
     if logged > MOST_LOG_BYTES:
-        raise _invalid(
-            f"{job.num_choices:,} choices of {job.params.max_tokens:,} tokens may have {logged:,} bytes to tell"
+        choices = "1 choice" if job.num_choices == 1 else f"{job.num_choices:,} choices"
+        raise RequestError.invalid(
+            f"{choices} of {job.params.token_limit:,} tokens may have {logged:,} bytes to tell"
             f"{' with their log-probabilities' if job.params.num_logprobs is not None else ''}; the limit is "
             f"{MOST_LOG_BYTES:,} (256 MiB): ask for fewer tokens, choices or alternatives"
         )
+    return size
 
 
 def limits_call(keys: Keys, max_entries: int | None, max_bytes: int | None) -> Call[Limits]:
@@ -173,7 +188,9 @@ def limits_call(keys: Keys, max_entries: int | None, max_bytes: int | None) -> C
     """
     for name, most in (("max_entries", max_entries), ("max_bytes", max_bytes)):
         if most is not None and not 0 <= most <= 1 << 53:
-            raise _invalid(f"{name} is {most}: give a number from 1 to {1 << 53:,}, or 0 for the default")
+            raise RequestError.invalid(
+                f"{name} is {most}: give a number from 1 to {1 << 53:,}, or 0 for the default"
+            )
     return calls.limits(keys, max_entries, max_bytes)
 
 
@@ -185,7 +202,7 @@ def weight_call(keys: Keys, tenant: str, weight: float) -> Call[dict[str, float]
     """
     _check_tenant(tenant)
     if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
-        raise _invalid(
+        raise RequestError.invalid(
             f"weight {weight:g}: give {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is what every tenant has"
         )
     return calls.weights(keys, tenant, weight)
@@ -198,7 +215,9 @@ def jobs_asked_for(priority: Priority | None, tenant: str | None, running: bool)
         RequestError: no job can have that priority or tenant.
     """
     if priority is not None and priority not in PRIORITIES:
-        raise _invalid(f"priority {priority!r}: give {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}")
+        raise RequestError.invalid(
+            f"priority {priority!r}: give {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}"
+        )
     if tenant is not None:
         _check_tenant(tenant)
     return What(priority, tenant, running)
@@ -208,7 +227,9 @@ def _check_tenant(tenant: str) -> None:
     try:
         TypeAdapter(Name).validate_python(tenant)
     except ValidationError:
-        raise _invalid(f"tenant {tenant!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'") from None
+        raise RequestError.invalid(
+            f"tenant {tenant!r}: use 1 to 100 letters, digits, '.', '_', '@' and '-'"
+        ) from None
 
 
 def _check_json(job: Job) -> None:
@@ -235,13 +256,15 @@ def _check_value(field: str, value: Any) -> None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:
-        raise _invalid(f"{field}: half a character (a lone surrogate), which UTF-8 cannot carry") from None
+        raise RequestError.invalid(
+            f"{field}: half a character (a lone surrogate), which UTF-8 cannot carry"
+        ) from None
     except RecursionError:
-        raise _invalid(f"{field}: nested more than {DEEPEST} levels deep") from None
+        raise RequestError.invalid(f"{field}: nested more than {DEEPEST} levels deep") from None
     except (TypeError, ValueError) as error:  # NaN, an object of Python's, a list in itself
-        raise _invalid(f"{field}: JSON cannot carry it: {error}") from None
+        raise RequestError.invalid(f"{field}: JSON cannot carry it: {error}") from None
     if text.count("[") + text.count("{") > DEEPEST and deeper_than(value, DEEPEST):
-        raise _invalid(f"{field}: nested more than {DEEPEST} levels deep")
+        raise RequestError.invalid(f"{field}: nested more than {DEEPEST} levels deep")
 
 
 def not_taken(jobs: Sequence[Job], answers: Sequence[Submitted]) -> tuple[list[Job], Submitted | None]:
@@ -299,7 +322,3 @@ def unless_failed(result: Result) -> Result:
         return result
     why = f"{result.error.code}: {result.error.message}" if result.error else "no reason is recorded"
     raise JobFailed(f"job {result.id}: {result.state}: {why}")
-
-
-def _invalid(why: str) -> RequestError:
-    return RequestError(ErrorCode.INVALID_REQUEST, why)

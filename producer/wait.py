@@ -70,7 +70,7 @@ class _Patience:
 
 def _ended(job_id: str, look: Look) -> Result | None:
     if look.result is None and (look.state is None or look.state in TERMINAL_STATES):
-        raise JobNotFound(f"job {job_id}: not found; it was never submitted, or its result has expired")
+        raise JobNotFound.of(job_id)
     return look.result
 
 

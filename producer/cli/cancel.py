@@ -18,6 +18,7 @@ def cancel(
     """Stop a job, waiting or running. Exit code 1: it had ended, or is not known."""
     from producer.cli import screen
     from producer.client import Client
+    from protocol import JobNotFound
 
     with Client(redis_url, queue) as client:
         outcome, state = client.job(job_id).cancel()
@@ -26,7 +27,7 @@ def cancel(
     elif outcome in ("cancelled", "cancelling"):
         print(outcome)
     if outcome == "unknown":
-        screen.note(f"job {job_id}: not found; it was never submitted, or its result has expired")
+        screen.note(str(JobNotFound.of(job_id)))
     elif outcome == "ended":
         screen.note(f"job {job_id}: it has ended already ({state})")
     if outcome == "unknown" or state not in (None, "cancelled"):

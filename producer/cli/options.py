@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, overload
 
 import typer
 
@@ -53,6 +53,10 @@ def moment(option: str, text: str | None) -> float | None:
     return value
 
 
+@overload
+def one_of(option: str, given: str, words: Sequence[W]) -> W: ...
+@overload
+def one_of(option: str, given: str | None, words: Sequence[W]) -> W | None: ...
 def one_of(option: str, given: str | None, words: Sequence[W]) -> W | None:
     """The word that was given.
 
@@ -65,6 +69,19 @@ def one_of(option: str, given: str | None, words: Sequence[W]) -> W | None:
         if word == given:
             return word
     raise typer.BadParameter(f"{option}: give {', '.join(words[:-1])} or {words[-1]}, not {given!r}")
+
+
+def utf8(text: str) -> str:
+    """A text that UTF-8 can carry: the shell hands on any bytes.
+
+    Raises:
+        typer.BadParameter: it cannot.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{text!r} is not UTF-8") from None
+    return text
 
 
 def seconds(value: float | None) -> float | None:

@@ -28,8 +28,12 @@ def note_missing_worker(client: Client) -> None:
     """Say so if nobody would run the job."""
     if not any(beat.alive for beat in client.status().workers):
         name = client.queue.keys.queue
-        queue = "" if name == "default" else f" --queue {name}"
-        note(f"no worker serves queue {name} yet: start `millstream worker --model M{queue}`")
+        note(f"no worker serves queue {name} yet: start `millstream worker --model M{_option(name)}`")
+
+
+def _option(queue: str) -> str:
+    """What a command for this queue needs beside its words."""
+    return "" if queue == "default" else f" --queue {queue}"
 
 
 def printable(name: object) -> str:
@@ -45,17 +49,21 @@ def show(choices: Sequence[Choice]) -> None:
         print(choice.text)
 
 
-def follow(job: JobHandle, as_json: bool) -> int:
+def follow(client: Client, job: JobHandle, as_json: bool) -> int:
     """Show a job's events as they come, to the end; the exit code."""
+    from broker.watch import follow as events
+    from producer.reach import faults_in_one_line
+
     end = None
     text = _Text()
-    for event in job.stream():
-        if as_json:
-            print(event.model_dump_json(exclude_none=True), flush=True)
-        elif event.type == "token":
-            text.take(event)
-        if event.type != "token":
-            end = event
+    with faults_in_one_line(client.url):
+        for event in events(client.queue, job.id, _PauseNote(client, job).look):
+            if as_json:
+                print(event.model_dump_json(exclude_none=True), flush=True)
+            elif event.type == "token":
+                text.take(event)
+            if event.type != "token":
+                end = event
     assert end is not None
     if not as_json:
         text.close()
@@ -64,6 +72,25 @@ def follow(job: JobHandle, as_json: bool) -> int:
     code = "" if end.code in (None, end.type) else f"{end.code}: "
     note(f"job {job.id}: {end.type}: {code}{end.message or 'no reason is recorded'}")
     return exits.FAILED
+
+
+class _PauseNote:
+    """Says, once a pause, that a job waits because its queue is paused: nothing else would come."""
+
+    def __init__(self, client: Client, job: JobHandle) -> None:
+        self._client = client
+        self._job = job
+        self._was_told = False
+
+    def look(self) -> None:
+        """Ask the server, on the connection that is there."""
+        is_paused = self._job.status().state == "queued" and self._client.status().paused
+        if is_paused and not self._was_told:
+            name = self._client.queue.keys.queue
+            note(
+                f"queue {name} is paused: job {self._job.id} waits until `millstream queue resume{_option(name)}`"
+            )
+        self._was_told = is_paused
 
 
 class _Text:

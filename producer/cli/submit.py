@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,25 +13,6 @@ from producer.cli import options
 from producer.cli.flags import Given, json_in, json_of, spread
 from producer.cli.rendering import FLAGS as RENDERING
 from producer.cli.sampling import FLAGS as SAMPLING
-
-if TYPE_CHECKING:
-    from protocol import Priority
-
-
-def _priority(name: str) -> Priority:
-    """The priority of that name.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
-    from protocol import PRIORITIES
-
-    for priority in PRIORITIES:
-        if priority == name:
-            return priority
-    raise typer.BadParameter(
-        f"--priority: give {', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}, not {name!r}"
-    )
 
 
 @spread(rendering=RENDERING, sampling=SAMPLING)
@@ -90,11 +71,12 @@ def submit(
     prompt_or_chat = _input(prompt, chat, system, messages)
     if prompt is not None:
         _check_for_a_prompt(rendering)
-    level = _priority(priority)
     from producer.cli import screen
     from producer.client import Client
     from producer.request import sampling_params
+    from protocol import PRIORITIES
 
+    level = options.one_of("--priority", priority, PRIORITIES)
     with Client(redis_url, queue) as client:
         job = client.submit(
             **prompt_or_chat,
@@ -116,7 +98,7 @@ def submit(
             return
         screen.note(f"job {job.id}")
         screen.note_missing_worker(client)
-        code = screen.follow(job, as_json)
+        code = screen.follow(client, job, as_json)
     raise typer.Exit(code)
 
 

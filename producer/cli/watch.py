@@ -18,5 +18,5 @@ def watch(
     from producer.client import Client
 
     with Client(redis_url, queue) as client:
-        code = screen.follow(client.job(job_id), as_json)
+        code = screen.follow(client, client.job(job_id), as_json)
     raise typer.Exit(code)

@@ -82,3 +82,51 @@ def test_flags_say_what_they_take(program: Program, url: str, flag: str) -> None
         assert "from 0 to" in said
     with redis.Redis.from_url(url) as client:
         assert list(client.scan_iter()) == []
+
+
+BYTES = "\udcff"
+"""What Python makes of the byte 0xFF on a command line: no UTF-8, and no server takes it."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("watch", BYTES),
+        ("result", BYTES),
+        ("cancel", BYTES),
+        ("dead", "show", BYTES),
+        ("dead", "requeue", "a", BYTES),
+        ("dead", "purge", "a", BYTES),
+        ("dead", "list", "--after", BYTES),
+        ("batch", "status", BYTES),
+        ("batch", "cancel", BYTES),
+        ("batch", "fetch", BYTES, "-o", "out.jsonl"),
+        ("status", "--queue", BYTES),
+        ("queue", "weight", BYTES, "2"),
+        ("queue", "clear", "--yes", "--tenant", BYTES),
+        ("submit", BYTES),
+        ("submit", "--chat", BYTES),
+        ("submit", "p", "--id", BYTES),
+        ("submit", "p", "--tenant", BYTES),
+        ("submit", "p", "--model", BYTES),
+        ("submit", "p", "--stop", BYTES),
+        ("submit", "p", "--choice", BYTES),
+    ],
+    ids=" ".join,
+)
+def test_bytes_that_are_no_text_are_refused_wherever_they_stand(
+    program: Program, words: tuple[str, ...]
+) -> None:
+    refused = program(*words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "after", ["a-job", "1-", "-1", "1-2-3", "\u0661-0", "18446744073709551616-0", "*", "+"]
+)
+def test_a_list_of_dead_letters_goes_on_behind_a_letter_alone(url: str, after: str) -> None:
+    with Client(url) as client:
+        with pytest.raises(RequestError, match="give the id of a dead letter as the list shows it"):
+            client.dead.list(after=after)
+        assert client.dead.list(after="18446744073709551614") == client.dead.list(after="1-0") == []

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from broker import calls
+from broker import calls, watch
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
+from millstream import Client
+from producer.cli import screen
+from tests.broker.steps import Worker, end
 from tests.producer.fake_worker import Failure, FakeWorker
 from tests.producer.program import Program
 
@@ -160,3 +163,33 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
     assert done.stdout == b"word\n"
     assert b"Traceback" not in done.stderr
     assert b"Broken pipe" not in done.stderr
+
+
+@pytest.mark.parametrize(("is_paused", "runs"), [(True, False), (False, False), (True, True)])
+def test_who_watches_a_job_that_waits_hears_once_that_its_queue_is_paused(
+    program: Program, url: str, monkeypatch: pytest.MonkeyPatch, is_paused: bool, runs: bool
+) -> None:
+    connections: list[int] = []
+    look = screen._PauseNote.look
+
+    def looks(note: screen._PauseNote) -> None:
+        look(note)
+        connections.append(client.queue.client.info("stats")["total_connections_received"])
+        if len(connections) == 3:
+            assert len(set(connections)) == 1, "a look takes no connection of its own"
+            assert client.job("j").cancel()[0] in ("cancelled", "cancelling")
+            if runs:
+                end(client.queue, lease, state="cancelled")
+
+    monkeypatch.setattr(watch, "SILENCE_S", 0.05)
+    monkeypatch.setattr(screen._PauseNote, "look", looks)
+    with Client(url, "s9") as client:
+        client.submit("p", id="j")
+        if runs:
+            lease = Worker(client.queue, "w").lease_one()
+        if is_paused:
+            client.pause()
+        done = program("watch", "j", "--queue", "s9")
+    said = "millstream: queue s9 is paused: job j waits until `millstream queue resume --queue s9`\n"
+    assert done.stderr.count("paused") == done.stderr.count(said) == int(is_paused and not runs)
+    assert done.returncode == 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 
 import pytest
 
 from millstream import AsyncClient, Client, Job, SamplingParams
+from producer.async_client import AsyncJobHandle
+from producer.client import JobHandle
+from producer.dead import AsyncDeadLetters, DeadLetters
 from producer.request import build_job
 from protocol import (
     BrokerUnreachable,
@@ -218,3 +222,39 @@ def test_asyncio_waits_no_longer_than_told(server: RealServer) -> None:
 def test_a_prompt_that_is_neither_text_nor_ids_is_refused(prompt: object) -> None:
     with pytest.raises(RequestError, match="text or a list of token ids"):
         build_job(prompt, None, None, {}, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "concurrent"),
+    [(Client, AsyncClient), (JobHandle, AsyncJobHandle), (DeadLetters, AsyncDeadLetters)],
+)
+def test_both_clients_have_the_same_methods(blocking: type, concurrent: type) -> None:
+    """By name, and each with the same arguments and defaults."""
+
+    def methods(of: type) -> dict[str, object]:
+        return {
+            name.replace("aclose", "close"): [
+                (one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()
+            ]
+            for name, method in inspect.getmembers(of, inspect.isfunction)
+            if not name.startswith("_") or name == "__init__"
+        }
+
+    assert methods(concurrent) == methods(blocking)
+
+
+def test_an_asyncio_client_that_is_not_open_says_how_it_is_opened() -> None:
+    async def go() -> None:
+        client = AsyncClient("redis://127.0.0.1:1", patience_s=0.1)
+        for method in (client.submit("x"), client.status(), client.job("j").result(), client.pause()):
+            with pytest.raises(RuntimeError, match="async with AsyncClient"):
+                await method
+        with pytest.raises(RuntimeError, match="async with AsyncClient"):
+            _ = client.dead
+        before = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
+            await client.__aenter__()
+        assert time.monotonic() - before >= 0.1, "it had patience"
+        await client.aclose()
+
+    asyncio.run(go())

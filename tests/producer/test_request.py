@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from producer.nesting import DEEPEST
-from producer.request import build_job, check_limits
+from producer.request import SUBMIT_AT_ONCE, build_job, check_limits, in_pipelines
 from protocol import Job, RequestError, encode_token
 from protocol.volume import MOST_LOG_BYTES, MOST_PAYLOAD_BYTES, most_logged
 
@@ -116,6 +116,10 @@ def test_a_job_of_the_largest_size_passes_and_one_byte_more_does_not() -> None:
         ({"max_tokens": 2_000, "n": 128, "logprobs": 5}, True),
         ({"max_tokens": 2_000, "n": 128, "logprobs": 20}, False),
         ({"n": 128}, True),  # how many tokens it may have the model alone knows
+        ({"max_completion_tokens": 2_000_000}, False),
+        ({"max_completion_tokens": 1_000_000}, True),
+        ({"max_tokens": 2_000_000, "max_completion_tokens": 10}, True),  # the newer name wins
+        ({"max_tokens": 10, "max_completion_tokens": 2_000_000}, False),
     ],
 )
 def test_a_job_that_may_have_too_much_to_tell_is_refused_with_the_limit(
@@ -144,3 +148,12 @@ def test_the_reckoning_bounds_what_is_logged() -> None:
     logged = most_logged(Job.model_validate({"id": job_id, "prompt": "x", "params": {"max_tokens": 1}}))
     assert logged is not None
     assert 0.8 * logged < len(event) <= logged
+
+
+def test_what_is_sent_together_is_bounded_by_number_and_bytes() -> None:
+    jobs = [build(prompt="x" * size, job_id=f"j{size}") for size in (1, 2, 3, 4_000_000, 4, 300_000, 5)]
+    sent = [[job.id for job in batch] for batch in in_pipelines(iter(jobs))]
+    assert sent == [["j1", "j2", "j3", "j4000000", "j4"], ["j300000", "j5"]]
+    small = [build(prompt="x", job_id=f"j{number}") for number in range(SUBMIT_AT_ONCE + 1)]
+    assert [len(batch) for batch in in_pipelines(small)] == [SUBMIT_AT_ONCE, 1]
+    assert list(in_pipelines([])) == []
