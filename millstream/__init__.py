@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine import Engine as Engine
-    from engine import load_engine as load_engine
     from producer.async_client import AsyncClient as AsyncClient
     from producer.client import Client as Client
     from protocol import Job as Job
@@ -23,7 +22,6 @@ _HOMES = {
     "Message": "protocol",
     "Result": "protocol",
     "SamplingParams": "protocol",
-    "load_engine": "engine",
 }
 
 __all__ = [
@@ -35,7 +33,6 @@ __all__ = [
     "Result",
     "SamplingParams",
     "__version__",
-    "load_engine",
 ]
 
 
