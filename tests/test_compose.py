@@ -99,12 +99,14 @@ def test_services_lean_only_on_what_is_there() -> None:
 
 
 def test_who_starts_when() -> None:
-    """Plain `up`: Redis, the CPU's worker, that of batches. The GPU's by its profile; it alone reserves a card."""
+    """Plain `up`: Redis, the CPU's worker, that of batches. The GPU's by its profile; it alone reserves one card."""
     profiles = {name: service.get("profiles", []) for name, service in SERVICES.items()}
     assert [name for name, wanted in profiles.items() if not wanted] == ["redis", "worker", "batch-worker"]
     assert profiles["worker-gpu"] == ["gpu"]
     reserving = [name for name, service in SERVICES.items() if "deploy" in service]
     assert reserving == ["worker-gpu"]
+    (card,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert card["count"] == 1, "a worker uses one, so others must not be kept from theirs"
 
 
 def test_nothing_is_published_beyond_this_machine() -> None:
