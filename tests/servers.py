@@ -14,10 +14,14 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import pytest
+import redis
+
+from tests.leaks import assert_nothing_leaked
 
 _START_S = 20.0
 
@@ -41,6 +45,8 @@ class RealServer:
         self.options = ["--appendonly", "yes" if aof else "no", *options]
         self.command_line: list[str] | None = None
         """Instead of the options, for a server that is told otherwise what to do."""
+        self.may_leak = False
+        """Left out: the check at the end of a `with` that no key is left that nobody would ever delete."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -118,8 +124,17 @@ class RealServer:
             self.close()
             raise
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
+        try:
+            if fault is None and not self.may_leak and self._process is not None and self._process.poll() is None:
+                self._assert_nothing_leaked()
+        finally:
+            self.close()
+
+    def _assert_nothing_leaked(self) -> None:
+        """One that a test left dead, wants a password or is no server of data (a sentinel) is not looked at."""
+        with suppress(redis.RedisError), redis.Redis.from_url(self.url, socket_timeout=5.0) as client:
+            assert_nothing_leaked(client)
 
     def _fixed_options(self) -> list[str]:
         return [
@@ -176,10 +191,15 @@ KINDS: dict[str, type[RealServer]] = {kind.kind: kind for kind in (ValkeyServer,
 def require(kind: type[RealServer]) -> type[RealServer]:
     """Skip the test where the server is not installed; fail it under MILLSTREAM_REQUIRE_REDIS_SERVER=1."""
     if kind.binary() is None:
-        if os.environ.get("MILLSTREAM_REQUIRE_REDIS_SERVER") == "1":
-            pytest.fail(f"{kind.kind}-server is not installed")
-        pytest.skip(f"{kind.kind}-server is not installed")
+        not_installed(f"{kind.kind}-server")
     return kind
+
+
+def not_installed(what: str) -> NoReturn:
+    """Skip the test for want of that; fail it under MILLSTREAM_REQUIRE_REDIS_SERVER=1: Debian's server has it all."""
+    if os.environ.get("MILLSTREAM_REQUIRE_REDIS_SERVER") == "1":
+        pytest.fail(f"{what} is not installed")
+    pytest.skip(f"{what} is not installed")
 
 
 _LIBC = ctypes.CDLL(None)

@@ -11,6 +11,7 @@ import pytest
 from broker import embedded, keeper
 from broker.connection import connect
 from broker.embedded import EmbeddedBroker, server_binary
+from tests.servers import not_installed
 
 IDLE_S = 0.3
 JEMALLOC = "libjemalloc.so.2"
@@ -61,7 +62,7 @@ def test_jemalloc_where_the_system_has_it(root: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     monkeypatch.delenv("MILLSTREAM_BROKER_ALLOCATOR", raising=False)
     if not keeper.allocator({}):
-        pytest.skip(f"{JEMALLOC} is not installed")
+        not_installed(JEMALLOC)
     maps, log = _maps_and_log(root)
     assert JEMALLOC in maps
     assert f"memory from {JEMALLOC}" in log
