@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from engine.packed_linear import pack_linears
 from engine.weights import Weights
-from protocol import ModelUnavailable
+from protocol import OptionRefused
 
 log = logging.getLogger(__name__)
 
@@ -118,12 +118,12 @@ def with_int8_linears(weights: Weights, run: Callable[[], Any]) -> Weights:
         run: see `pack_linears`.
 
     Raises:
-        ModelUnavailable: this is no CPU that has them, or most of the layers' weights would stay as they are.
+        OptionRefused: this is no CPU that has them, or most of the layers' weights would stay as they are.
     """
     device, name = weights.model.device, weights.fingerprint.name
     if device.type != "cpu" or not has_int8():
-        raise ModelUnavailable(
-            f"--quantization int8 is computed by oneDNN on a CPU, not on {device}: leave it out"
+        raise OptionRefused(
+            f"quantization int8 is computed by oneDNN on a CPU, not on {device}", [{"quantization": None}]
         )
     linears = sum(type(module) is nn.Linear for module in weights.model.modules())
     before = _layer_weights(weights.model)
@@ -137,7 +137,9 @@ def with_int8_linears(weights: Weights, run: Callable[[], Any]) -> Weights:
         f"embeddings and head ({_kinds(left)})"
     )
     if share < _LEAST_SHARE:
-        raise ModelUnavailable(f"--quantization int8 can replace too little of {name}: {told}; leave it out")
+        raise OptionRefused(
+            f"quantization int8 can replace too little of {name!r}: {told}", [{"quantization": None}]
+        )
     log.info("int8: %s", told)
     method = ", ".join(part for part in (weights.fingerprint.quantization, "int8") if part)
     return replace(weights, fingerprint=weights.fingerprint.model_copy(update={"quantization": method}))

@@ -21,7 +21,7 @@ import torch
 from engine.attention import ProbedLayer
 from engine.attention.kv_dtype import stored_dim
 from engine.limits import readable
-from protocol import ModelUnavailable
+from protocol import OptionRefused
 
 CPU_KV_BYTES = 4 << 30
 """What a CPU's store takes by itself at most; `kv_memory` gives it more."""
@@ -70,7 +70,7 @@ class KVStore:
             spare: blocks behind them that are never given out.
 
         Raises:
-            ModelUnavailable: the allocator refuses.
+            OptionRefused: the allocator refuses.
         """
         self.shape = shape
         self.num_blocks = num_blocks
@@ -83,9 +83,9 @@ class KVStore:
                 for heads, key_dim, value_dim in shape.layers
             ]
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on CPU it is a plain RuntimeError
-            raise ModelUnavailable(
-                f"the KV store needs {readable(num_blocks * shape.block_bytes)} and the system refuses it; "
-                "lower --kv-memory or --num-kv-blocks"
+            raise OptionRefused(
+                f"the KV store needs {readable(num_blocks * shape.block_bytes)} and the system refuses it: "
+                "give less kv_memory, or fewer num_kv_blocks"
             ) from error
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -215,7 +215,8 @@ def main() -> None:
     try:
         engine = open_engine(load)
     except (ModelUnavailable, OptionRefused) as error:
-        sink.write(encode(Failed(str(error), isinstance(error, OptionRefused))))
+        message = error.as_flags() if isinstance(error, OptionRefused) else str(error)
+        sink.write(encode(Failed(message, isinstance(error, OptionRefused))))
         sink.close()
         os._exit(0)
     collect_rarely()

@@ -62,7 +62,7 @@ class Failed(msgspec.Struct, array_like=True, tag=True):
 
     message: str
     by_options: bool = False
-    """Other options would have helped, and the message says which."""
+    """Other options would have helped, and the message says which, as flags of the command line."""
 
 
 class Lost(msgspec.Struct, array_like=True, tag=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from engine.attention.backend import Backend
-from protocol import ModelUnavailable
+from protocol import OptionRefused
 
 KV_DTYPES = {
     "float32": torch.float32,
@@ -61,13 +61,6 @@ def from_stored(stored: torch.Tensor, dim: int, dtype: torch.dtype) -> torch.Ten
     return (stored[..., :dim].float() * scale).to(dtype)
 
 
-def as_stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The vectors `[..., D]` as they come back from a store of `dtype`."""
-    if dtype == vectors.dtype:
-        return vectors
-    return from_stored(to_stored(vectors, dtype), vectors.shape[-1], vectors.dtype)
-
-
 def choose_kv_dtype(asked: torch.dtype | None, compute: torch.dtype, backend: Backend) -> torch.dtype:
     """The dtype of a KV store.
 
@@ -76,19 +69,19 @@ def choose_kv_dtype(asked: torch.dtype | None, compute: torch.dtype, backend: Ba
         compute: dtype of queries, keys and values as the model makes them.
 
     Raises:
-        ModelUnavailable: the backend cannot keep it beside `compute`.
+        OptionRefused: the backend cannot keep it beside `compute`.
     """
     can, dtype = backend.kv_dtypes(compute), asked or compute
     if dtype not in can:
         nearest = min(can, key=lambda other: abs(other.itemsize - dtype.itemsize))
-        raise ModelUnavailable(
-            f"attention backend {backend.name} cannot keep KV in {kv_dtype_name(dtype)} beside a model in "
-            f"{kv_dtype_name(compute)}; nearest that works: --kv-dtype {kv_dtype_name(nearest)} "
-            f"(it can: {', '.join(map(kv_dtype_name, can))})"
+        raise OptionRefused(
+            f"kv_dtype {kv_dtype_name(dtype)} cannot be kept beside a model in {kv_dtype_name(compute)} by attention "
+            f"backend {backend.name!r} (it can: {', '.join(map(kv_dtype_name, can))})",
+            [{"kv_dtype": kv_dtype_name(nearest)}],
         )
     return dtype
 
 
 def kv_dtype_name(dtype: torch.dtype) -> str:
-    """The name `--kv-dtype` has for a dtype."""
+    """The name `kv_dtype` has for a dtype."""
     return next((name for name, known in KV_DTYPES.items() if known == dtype), str(dtype))

@@ -15,7 +15,7 @@ from torch import nn
 from engine.int8_linear import Int8Linear
 from engine.loading import load_engine, load_runner
 from engine.packed_linear import PackedLinear, pack_linears
-from protocol import ModelUnavailable, SamplingParams
+from protocol import OptionRefused, SamplingParams
 from tests.architectures import BASE
 from tests.models import save_tiny
 
@@ -167,6 +167,6 @@ def test_a_model_of_which_most_would_stay_as_it_is_is_refused(
     tmp_path: Path, class_name: str, config: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(
-        ModelUnavailable, match=f"--quantization int8 can replace too little of .*: {said}; leave"
+        OptionRefused, match=f"quantization int8 can replace too little of .*: {said}: give no quantization"
     ):
         load_runner(tiny(tmp_path, class_name, **config), quantization="int8", **ON_CPU)

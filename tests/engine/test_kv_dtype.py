@@ -17,7 +17,6 @@ from engine.attention import Backend, LayerCall, ReferenceBackend, pack
 from engine.attention.eight import load, put
 from engine.attention.kv_dtype import (
     KV_DTYPES,
-    as_stored,
     choose_kv_dtype,
     from_stored,
     stored_dim,
@@ -27,7 +26,7 @@ from engine.attention.numba_cpu import NumbaBackend
 from engine.attention.numba_numbers import bits, scales, store
 from engine.interface import Chunk
 from engine.loading import load_runner
-from protocol import ModelUnavailable
+from protocol import OptionRefused
 from tests.engine.doubles import optimistic, request
 from tests.engine.test_equal_generate import TINY, drive, engine_for
 
@@ -40,6 +39,11 @@ BACKENDS = [ReferenceBackend, pytest.param(NumbaBackend, marks=pytest.mark.long)
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def as_stored(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The vectors `[..., D]` as they come back from a store of `dtype`."""
+    return from_stored(to_stored(vectors, dtype), vectors.shape[-1], vectors.dtype)
 
 
 # One vector
@@ -275,7 +279,9 @@ def test_what_a_backend_cannot_keep_is_refused_with_the_nearest_that_works() -> 
     assert choose_kv_dtype(None, torch.bfloat16, Paged()) == torch.bfloat16
     assert choose_kv_dtype(torch.int8, torch.bfloat16, Paged()) == torch.int8
     for asked, nearest in [("fp8", "int8"), ("float16", "bfloat16"), ("float32", "bfloat16")]:
-        with pytest.raises(ModelUnavailable) as caught:
+        with pytest.raises(OptionRefused) as caught:
             choose_kv_dtype(KV_DTYPES[asked], torch.bfloat16, Paged())
-        assert f"backend paged cannot keep KV in {asked} beside a model in bfloat16" in str(caught.value)
-        assert f"nearest that works: --kv-dtype {nearest} (it can: bfloat16, int8)" in str(caught.value)
+        assert str(caught.value) == (
+            f"kv_dtype {asked} cannot be kept beside a model in bfloat16 by attention backend 'paged' "
+            f"(it can: bfloat16, int8): give kv_dtype {nearest}"
+        )

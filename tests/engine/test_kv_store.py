@@ -9,7 +9,7 @@ import torch
 
 from engine import kv_store
 from engine.kv_store import KVShape, KVStore
-from protocol import ModelUnavailable
+from protocol import OptionRefused
 
 SHAPE = KVShape(((3, 64, 64),) * 30, torch.float32, 32)
 
@@ -55,7 +55,7 @@ def test_blocks_of_every_dtype_are_copied(dtype: torch.dtype) -> None:
 
 
 def test_what_the_system_refuses_is_one_line() -> None:
-    with pytest.raises(ModelUnavailable, match=r"KV store needs .* GiB and the system refuses"):
+    with pytest.raises(OptionRefused, match=r"KV store needs .* GiB and the system refuses"):
         KVStore(SHAPE, 1 << 45, torch.device("cpu"))
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.loading import load_engine, load_runner
 from engine.source import find
-from protocol import ModelUnavailable, SamplingParams
+from protocol import ModelUnavailable, OptionRefused, SamplingParams
 
 ON_CPU: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 64, "max_num_seqs": 2}
 PROMPT = list(range(40, 60))
@@ -73,7 +73,9 @@ def test_a_revision_of_a_hub_id(hub_cache: dict[str, str]) -> None:
 
 
 def test_a_local_model_has_no_revision_to_choose(tiny_model_dir: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"--revision v2 is of a model on the hub.* is local"):
+    with pytest.raises(
+        OptionRefused, match=r"revision 'v2' is of a model on the hub.* is local: give no revision"
+    ):
         load_runner(str(tiny_model_dir), revision="v2", **ON_CPU)
 
 

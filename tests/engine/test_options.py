@@ -83,6 +83,16 @@ def test_on_a_command_line_words_are_flags_too() -> None:
     )
 
 
+def test_what_a_user_wrote_is_no_flag_even_if_it_looks_like_one() -> None:
+    why = "revision 'v_2' is not the model's own, 'my_model' is local, as max_num_seqs is"
+    refused = OptionRefused(why, [{"revision": None}])
+    assert refused.as_flags() == (
+        "--revision 'v_2' is not the model's own, 'my_model' is local, as --max-num-seqs is: give no --revision"
+    )
+    told = OptionRefused(refused.as_flags())  # as a worker's parent hears of it
+    assert told.as_flags() == refused.as_flags()
+
+
 def test_none_is_not_given(tiny_model_dir: Path) -> None:
     loaded = load_runner(
         str(tiny_model_dir),
