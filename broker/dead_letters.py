@@ -42,13 +42,10 @@ class Requeued:
     """Of the job that has the id, where it is not dead."""
 
 
-def dead_list(keys: Keys, count: int, after: str = "") -> Call[tuple[int, list[DeadLetter]]]:
-    """How many dead letters there are, and up to `count` of those behind `after`, the oldest first."""
-
-    def read(reply: list[Any]) -> tuple[int, list[DeadLetter]]:
-        return reply[0], [_letter(*row) for row in reply[1:]]
-
-    return Call(load("dead_list"), keys.meta, (keys.base, after, count), read)
+def dead_list(keys: Keys, count: int, after: str = "") -> Call[list[DeadLetter]]:
+    """Up to `count` dead letters of those behind `after`, the oldest first; fewer where they are large."""
+    args = (keys.base, after, count)
+    return Call(load("dead_list"), keys.meta, args, lambda reply: [_letter(*row) for row in reply])
 
 
 def dead_show(keys: Keys, name: str) -> Call[DeadLetter | None]:

@@ -4,39 +4,19 @@
 -- A job that has not ended is left alone. The run's stream stays, even empty: it remembers its last id.
 -- Again: they are gone, so the second call deletes none.
 -- Many keys in one command: a write in a script costs about 2.5 us, most of it for the append-only file.
-local MOST = 1000 -- keys in a command: unpack takes some 8,000
-local forgotten = 0
-local ids, entries = {}, {}
-
--- The jobs that have ended.
-local function ended_of(asked)
-  local ended = {}
-  for _, id in ipairs(asked) do
-    local state = redis.pcall('HGET', job_key(id), 'state') -- an error: it is no hash, so no job
-    if type(state) ~= 'string' or TERMINAL[state] then ended[#ended + 1] = id end
-  end
-  return ended
-end
-
-local function flush()
-  local jobs, rest = {}, {}
-  for _, id in ipairs(ended_of(ids)) do
-    jobs[#jobs + 1] = job_key(id)
-    rest[#rest + 1] = base .. 'log:' .. id
-    rest[#rest + 1] = base .. 'result:' .. id
-  end
-  if #jobs > 0 then
-    forgotten = forgotten + redis.call('DEL', unpack(jobs))
-    redis.call('DEL', unpack(rest))
-  end
-  if #entries > 0 then redis.call('XDEL', base .. 'done:' .. ARGV[2], unpack(entries)) end
-  ids, entries = {}, {}
-end
-
+local jobs, rest, entries = {}, {}, {}
 for i = 3, #ARGV, 2 do
-  ids[#ids + 1] = ARGV[i]
-  if ARGV[i + 1] ~= '' then entries[#entries + 1] = ARGV[i + 1] end
-  if #ids == MOST then flush() end
+  local id, entry = ARGV[i], ARGV[i + 1]
+  local state = redis.pcall('HGET', job_key(id), 'state') -- an error: it is no hash, so no job
+  if type(state) ~= 'string' or TERMINAL[state] then
+    jobs[#jobs + 1] = job_key(id)
+    rest[#rest + 1], rest[#rest + 2] = base .. 'log:' .. id, base .. 'result:' .. id
+  end
+  if entry ~= '' then entries[#entries + 1] = entry end
 end
-if #ids > 0 then flush() end
+
+local forgotten = 0
+for from, to in pieces(jobs) do forgotten = forgotten + redis.call('DEL', unpack(jobs, from, to)) end
+for from, to in pieces(rest) do redis.call('DEL', unpack(rest, from, to)) end
+for from, to in pieces(entries) do redis.call('XDEL', base .. 'done:' .. ARGV[2], unpack(entries, from, to)) end
 return forgotten

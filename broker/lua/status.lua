@@ -5,5 +5,5 @@
 local now = server_ms()
 local m = redis.call('HMGET', meta, 'fingerprint', 'entries', 'bytes', 'paused')
 return {now, m[1], tonumber(m[2] or 0), tonumber(m[3] or 0), redis.call('ZCOUNT', leases, '(' .. now, '+inf'),
-  redis.call('XLEN', base .. 'dead'), m[4] == '1' and 1 or 0, redis.call('ZCARD', delayed),
+  redis.call('XLEN', dead), m[4] == '1' and 1 or 0, redis.call('ZCARD', delayed),
   redis.call('HGETALL', base .. 'workers')}

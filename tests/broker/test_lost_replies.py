@@ -193,7 +193,7 @@ def register_another(queue: Queue) -> Call[Any]:
 def dead_letter(queue: Queue) -> str:
     """A dead letter's id."""
     end(queue, leased(queue), 2, "xy", state="dead", dead_reason="why")
-    _, (letter,) = queue.run(dead_letters.dead_list(KEYS, 10))
+    (letter,) = queue.run(dead_letters.dead_list(KEYS, 10))
     return letter.letter
 
 

@@ -46,7 +46,7 @@ def dead_jobs(queue: Queue, *ids: str, **fields: Any) -> None:
 
 
 def letters(queue: Queue, count: int = 100, after: str = "") -> list[DeadLetter]:
-    return queue.run(dead_letters.dead_list(KEYS, count, after))[1]
+    return queue.run(dead_letters.dead_list(KEYS, count, after))
 
 
 def show(queue: Queue, name: str) -> DeadLetter | None:
@@ -70,7 +70,6 @@ def test_letters_are_listed_in_order_and_in_pages(queue: Queue) -> None:
     names = [f"j{n}" for n in range(5)]
     number = next(NUMBERS) + 1
     dead_jobs(queue, *names)
-    assert queue.run(dead_letters.dead_list(KEYS, 2))[0] == 5
     pages = [letters(queue, 2)]
     while pages[-1]:
         pages.append(letters(queue, 2, pages[-1][-1].letter))
