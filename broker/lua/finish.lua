@@ -4,10 +4,11 @@
 --       events, the events. No job stands there twice.
 -- Reply: for each 'ok' | 'lost' | 'gap'
 -- Again: the lease (worker, attempt) that ended the job is answered 'ok' once more; any other 'lost'.
+-- What is told without a log is told last: a server whose memory is full refuses the writes, and would not refuse that.
 local worker = ARGV[2]
 local replies, ended = {}, {}
 
--- The answer for one job; what ends now goes on the list, its events are logged.
+-- The answer for one job; what ends now goes on the list, its events are logged if it has a log.
 local function ending(one)
   local f = redis.pcall('HMGET', job_key(one.id), 'state', 'attempt', 'worker', 'cancel', unpack(OF_END))
   if f[2] ~= one.attempt or f[3] ~= worker then return 'lost' end
@@ -19,8 +20,6 @@ local function ending(one)
     if not whole then return 'gap' end
     push_events(one.id, logged, first, one.events)
     one.has_log = true
-  else
-    tell(one.id, one.events)
   end
   one.marked = f[4]
   ended[#ended + 1] = note_end(one, f, 5)
@@ -47,4 +46,7 @@ for _, one in ipairs(ended) do
   if one.reason ~= '' then add_letter(one.id, one.attempt, one.reason) end
 end
 if #ended > 0 then end_jobs(ended) end
+for _, one in ipairs(ended) do
+  if not one.has_log then tell(one.id, one.events) end
+end
 return replies
