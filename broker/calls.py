@@ -70,6 +70,8 @@ class Leased:
     next_ms: int | None
     """Where fewer were granted than asked for: ms until something of this queue falls due (a lease lapses, the time
     of a waiting job comes); 0: there is more to be had now; None: nothing is known to."""
+    paused: bool = False
+    """The queue grants nothing, whatever waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +197,13 @@ def lease(keys: Keys, worker: str, number: int, count: int, lease_ms: int) -> Ca
     """Lease up to `count` jobs. `number` is the worker's own count of its lease requests, from 1."""
 
     def read(reply: list[Any]) -> Leased:
-        granted, next_ms = reply
+        granted, next_ms, paused = reply
         numbers = {text: _numbers(text) for text in {text for _, _, text in granted}}
         leases = [
             Lease(id=_text(job_id), payload=payload, worker=worker, **numbers[text])
             for job_id, payload, text in granted
         ]
-        return Leased(leases, None if next_ms < 0 else next_ms)
+        return Leased(leases, None if next_ms < 0 else next_ms, paused == 1)
 
     return Call(load("lease"), keys.meta, (keys.base, worker, number, count, lease_ms), read)
 

@@ -1,8 +1,10 @@
 -- Lease up to `count` jobs to a worker: lapsed leases first, then new entries by priority and tenant.
 -- ARGV: base, worker, request number, count, lease (ms)
 -- Reply: {array of {id, payload, "attempt,crashes,logged events,started (ms),now (ms),deadline (ms, 0 none),retries,
---        max_retries"}, ms until something falls due (0 there is more now, -1 nothing known)}
--- Again: a repeated request number is answered with what the first call granted and this worker still holds.
+--        max_retries"}, ms until something falls due (0 there is more now, -1 nothing known), paused (0 | 1: nothing
+--        new is granted)}
+-- Again: a repeated request number is answered with what the first call granted and this worker still holds, leased from
+--        now on: the reply may have been lost in an outage longer than a lease.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
 local MOST_CLEARED = 1000 -- entries that are no jobs, cleared in one call: a script holds up the whole server
@@ -11,7 +13,7 @@ local MOST_BYTES = 16 * 1024 * 1024 -- payload granted in one call
 local now = server_ms()
 local granted, granted_bytes = {}, 0
 local said = {} -- id and attempt of what is granted, to be said again
-local held = {} -- what ZADD takes: when each lease granted here lapses
+local held = {} -- what ZADD takes: when each lease granted here lapses, by a full lease from now
 
 -- What is known of a job, in one read; nothing without one. A payload that somebody took out of the hash is empty here,
 -- which is no job, and ends as that.
@@ -41,11 +43,16 @@ local function numbers_of(known, logged)
   return text
 end
 
--- Nobody has logged anything of a first attempt.
+-- A lease as it is told; it lasts from now on. Nobody has logged anything of a first attempt.
 local function describe(id, known)
+  held[#held + 1], held[#held + 2] = now + lease_ms, id
   granted_bytes = granted_bytes + #known.payload
   local logged = known.attempt > 1 and log_length(id) or 0
   return {id, known.payload, numbers_of(known, logged)}
+end
+
+local function note_leases()
+  for from, to in pieces(held) do redis.call('ZADD', leases, unpack(held, from, to)) end
 end
 
 -- How long until something falls due. Not what is due already: a paused queue would be asked again and again.
@@ -67,7 +74,8 @@ if last and string.sub(last, 1, #number + 1) == number .. ',' then
       again[#again + 1] = describe(id, known)
     end
   end
-  return {again, #again < count and next_ms() or -1}
+  note_leases()
+  return {again, #again < count and next_ms() or -1, 0}
 end
 
 local function has_room()
@@ -78,7 +86,6 @@ local function grant(id, known)
   known.attempt, known.started = known.attempt + 1, known.started > 0 and known.started or now
   redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
     'started', known.started)
-  held[#held + 1], held[#held + 2] = now + lease_ms, id
   said[#said + 1], said[#said + 2] = id, known.attempt
   granted[#granted + 1] = describe(id, known)
 end
@@ -190,11 +197,11 @@ end
 
 release_due(now)
 expire_overdue(now)
-local more = false
-if redis.call('HGET', meta, 'paused') ~= '1' then
+local more, paused = false, redis.call('HGET', meta, 'paused') == '1'
+if not paused then
   more = reclaim()
   more = grant_new() or more
-  for from, to in pieces(held) do redis.call('ZADD', leases, unpack(held, from, to)) end
+  note_leases()
 end
 local falls_due = -1
 if #granted < count then
@@ -205,4 +212,4 @@ end
 if #granted > 0 then
   redis.call('SET', memo, number .. ',' .. table.concat(said, ','), 'PX', math.max(lease_ms, 60000))
 end
-return {granted, falls_due}
+return {granted, falls_due, paused and 1 or 0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from protocol import TERMINAL_STATES
@@ -169,7 +169,8 @@ def _lease(before: View, step: Step, said: Any, after: View) -> None:
         grant = [(step.attempt, said[0][1])] if said else []
         assert said == grant, "another attempt than was granted"
         assert bool(said) == before.is_owner(step), "not what is still held of what was granted"
-        _unchanged(before, after)
+        assert after.owned or not said, "granted again, and the lease has lapsed"
+        _unchanged(replace(before, leased_until="future") if said else before, after)
     elif before.ended or before.owned or before.state is None:
         assert said == [], "granted though somebody has it, or it has ended"
         _unchanged(before, after)

@@ -92,7 +92,7 @@ def test_a_paused_queue_is_not_asked_again_and_again(queue: Queue) -> None:
     worker = Worker(queue, "w2")
     while worker.ask().next_ms is not None:
         pass  # until the lease has lapsed
-    assert worker.ask(5) == calls.Leased([], None)
+    assert worker.ask(5) == calls.Leased([], None, paused=True)
 
 
 def test_pausing_again_changes_nothing_and_resuming_wakes_once(queue: Queue) -> None:

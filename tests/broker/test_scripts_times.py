@@ -335,8 +335,10 @@ def test_a_paused_queue_grants_nothing_and_deadlines_pass_all_the_same(queue: Qu
     put(queue, "a", deadline_in_s=HOUR_S)
     queue.run(calls.pause(KEYS, True))
     deadline_passes(queue)
-    assert Worker(queue).lease() == []
+    assert Worker(queue).ask() == calls.Leased([], None, paused=True)
     assert_ended_once(queue, "a", "expired")
+    queue.run(calls.pause(KEYS, False))
+    assert not Worker(queue).ask().paused
 
 
 def test_times_on_the_imitation_too(fake_redis: fakeredis.FakeRedis) -> None:
