@@ -3,7 +3,8 @@
 --       there are), cursor ('0' from the start)
 -- Reply: without a place {place, ...}: 'delayed', 'leases' and '<priority>:<tenant>' of each stream with work; with one
 --        {how many were cancelled, how many that run were marked for it, cursor to go on with ('' it is through)}
--- Again: what was cancelled has ended, and is not counted twice.
+-- Again: what was cancelled has ended, what was marked is marked: neither is counted twice.
+-- A job that runs is met in `leases` and in its stream, where those stand too that were leased since.
 local priority, tenant, running, place, cursor = ARGV[2], ARGV[3], ARGV[4] == '1', ARGV[5], ARGV[6]
 local MOST = 50 -- jobs looked at in one call, 0.1 to 0.2 ms each: a script holds up the whole server
 local now = server_ms()
@@ -35,9 +36,11 @@ local function ids_of_stream()
   return ids, #entries == MOST and entries[MOST][1] or ''
 end
 
-local function is_wanted(known)
+local function is_marked(id) return redis.call('HGET', job_key(id), 'cancel') and lapses_at(id) > now end
+
+local function is_wanted(id, known)
   if not known or TERMINAL[known.state] then return false end
-  if known.state == 'running' and (not running or place ~= 'leases') then return false end -- its entry is met too
+  if known.state == 'running' and (not running or is_marked(id)) then return false end
   return is_asked_for(known.about.priority, known.about.tenant)
 end
 
@@ -50,7 +53,7 @@ for _, id in ipairs(ids) do
     behind = cursor -- the same again: what has ended by then is passed over
     break
   end
-  if is_wanted(standing(id, now)) then
+  if is_wanted(id, standing(id, now)) then
     local outcome = cancel_now(id, 'cancelled as its queue was cleared', now)
     if counts[outcome] then counts[outcome] = counts[outcome] + 1 end
   end

@@ -252,7 +252,7 @@ CASES = [
     Case("cancel", "running", cancel_running),
     # What is cancelled or marked by this call is counted by it alone: the numbers are for the screen.
     Case("clear", "waiting", clear_waiting, told=(clearing.Cleared(0, 0), "")),
-    Case("clear", "running", clear_running),
+    Case("clear", "running", clear_running, told=(clearing.Cleared(0, 0), "")),
     Case("heartbeat", "known", heartbeat),
     Case("heartbeat", "forgotten", heartbeat_of_a_forgotten_worker),
     Case("register", "first", lambda _: calls.register(KEYS, "w1", MODEL)),

@@ -8,7 +8,7 @@ import pytest
 
 from broker import calls
 from broker.calls import Handback
-from broker.clearing import Cleared, What, clearing
+from broker.clearing import Cleared, What, clear_all, clearing
 from broker.keys import Keys
 from broker.queue import Queue
 from tests.broker.steps import (
@@ -105,6 +105,42 @@ def test_only_what_was_asked_for(queue: Queue, what: What, left: set[str]) -> No
     assert counts(queue)[0] == len(left)
     queue.client.zadd(KEYS.delayed, {"n-t-later": 1, "l-u-later": 1}, xx=True)
     assert set(ids_of(Worker(queue).lease(9))) == left
+
+
+def test_what_begins_to_run_meanwhile_is_marked_too(queue: Queue) -> None:
+    """A worker that ends what was marked leases what lies in line, before its slice comes."""
+    put(queue, *[f"j{n}" for n in range(120)])
+    worker = Worker(queue)
+    held = worker.lease(8)
+    marked = []
+
+    def run(call: Any) -> Any:
+        reply = queue.run(call)
+        pairs = [(lease.id, lease.attempt) for lease in held]
+        for lease, answer in list(zip(held, queue.run(calls.renew(KEYS, "w1", LONG_MS, pairs)), strict=True)):
+            if answer == "cancel":
+                assert end(queue, lease, state="cancelled") == "ok"
+                marked.append(lease.id)
+                held.remove(lease)
+        held.extend(worker.lease(8 - len(held)))
+        return reply
+
+    assert clear_all(run, KEYS, What(running=True)) == Cleared(120 - len(marked), len(marked))
+    assert len(marked) > 8
+    assert held == []
+    assert_drained(queue)
+
+
+def test_what_is_marked_is_counted_once(queue: Queue) -> None:
+    """Though the job is met where leases and where entries stand, and at the second clearing."""
+    put(queue, "a")
+    lease = Worker(queue).lease_one()
+    assert clear(queue, What(running=True)) == Cleared(0, 1)
+    assert clear(queue, What(running=True)) == Cleared(0, 0)
+    lapse(queue, "a")
+    assert clear(queue, What(running=True)) == Cleared(1, 0)
+    assert end(queue, lease) == "lost"
+    assert_drained(queue)
 
 
 def test_many_are_cancelled_in_pieces(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
