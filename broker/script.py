@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 Arg = str | bytes | int
-SHARED = ("common", "standing")
+SHARED = ("common", "unowned", "standing")
 """What stands in front of every script."""
 
 

@@ -33,8 +33,8 @@
 --
 -- ARGV[1] is always the base.
 --
--- A server whose memory is full refuses, all through a script that began so, the commands that may take more, and runs
--- those that give some back. So a script's first write is one of the former: then nothing is done by halves.
+-- A server whose memory is full refuses a script's first write, if that may take more, and none behind a write: a script
+-- is run whole or not at all. PUBLISH is no write and is never refused: so nothing is published before the first write.
 
 local base = ARGV[1]
 local meta = base .. 'meta'
@@ -287,55 +287,6 @@ local function end_jobs(ended)
   end
   for about, entries in pairs(lines) do drop_entries(about.priority, about.tenant, entries) end
 end
-
--- What earlier attempts logged of a job, as the JSON list of its choices. `reason`: how the unfinished ones ended.
--- Written by hand: cjson cannot write an empty list. Log-probabilities stay in the log.
-local MOST_EVENTS = 2000 -- read in one call before it leaves the rest to the next: 12 ms a thousand were measured
-local events_read = 0
-local function logged_choices(id, reason)
-  local choices, order = {}, {}
-  local events = redis.call('LRANGE', base .. 'log:' .. id, 0, -1)
-  events_read = events_read + #events
-  for _, raw in ipairs(events) do
-    local event = cjson.decode(raw)
-    if event.type == 'token' then
-      local choice = choices[event.choice]
-      if not choice then
-        choice = {text = {}, ids = {}, reason = reason}
-        choices[event.choice] = choice
-        order[#order + 1] = event.choice
-      end
-      table.insert(choice.text, event.text)
-      for _, token in ipairs(event.token_ids) do table.insert(choice.ids, token) end
-      choice.reason = event.finish_reason or choice.reason
-      choice.stop = event.stop_reason or choice.stop
-    end
-  end
-  table.sort(order)
-  for i, index in ipairs(order) do
-    local choice = choices[index]
-    order[i] = string.format('{"index":%d,"text":%s,"token_ids":[%s],"finish_reason":%s%s}', index,
-      cjson.encode(table.concat(choice.text)), table.concat(choice.ids, ','), cjson.encode(choice.reason),
-      choice.stop and ',"stop_reason":' .. cjson.encode(choice.stop) or '')
-  end
-  return '[' .. table.concat(order, ',') .. ']'
-end
-
--- End a job that no worker holds, with a result and a terminal event made here. What is logged of it is kept.
-local function end_unowned(id, state, code, message, now)
-  local attempt = tonumber(redis.call('HGET', job_key(id), 'attempt') or 0)
-  local seq = log_length(id) + 1
-  local result = cjson.encode({v = 1, id = id, state = state, attempt = attempt, finished_at = now / 1000,
-    error = {code = code, message = message}})
-  local read, choices = pcall(logged_choices, id, state == 'cancelled' and 'cancelled' or 'error')
-  result = string.sub(result, 1, -2) .. ',"choices":' .. (read and choices or '[]') .. '}' -- a log may be spoilt too
-  push_events(id, seq - 1, seq, {cjson.encode({type = state, id = id, seq = seq, attempt = attempt, code = code,
-    message = message})})
-  local f = redis.call('HMGET', job_key(id), 'cancel', unpack(OF_END))
-  end_jobs({note_end({id = id, state = state, result = result, marked = f[1], has_log = true}, f, 2)})
-end
-
-local function cancel_unowned(id, message, now) end_unowned(id, 'cancelled', 'cancelled', message, now) end
 
 -- How much the queue holds and may hold; the bounds given hold where its meta sets none.
 local function room_of(most_entries, most_bytes)

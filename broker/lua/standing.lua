@@ -1,4 +1,4 @@
--- Put behind common.lua in front of every script: what a job's hash says, and jobs whose time has come or is over.
+-- Put behind common.lua and unowned.lua in front of every script: what a job's hash says, and jobs whose time has come or is over.
 
 -- Clear away what is left of a job whose hash somebody deleted. Its log has no expiry.
 local function lose(id, raw)

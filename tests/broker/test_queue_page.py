@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker import calls, dead_letters
+from broker import calls, dead_letters, parts
 from broker.calls import Handback
 from broker.clearing import What
 from broker.keys import PERMANENT, Keys
@@ -19,6 +19,7 @@ from broker.queue import Queue
 from broker.script import SHARED
 from protocol import TERMINAL_STATES, Job
 from tests.broker.steps import LONG_MS, Worker, clear, end, job, lapse, put
+from worker.held import CHECKPOINT_TOKENS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "queue.md").read_text()
 LUA = resources.files("broker") / "lua"
@@ -283,10 +284,18 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
 
 
 def test_the_bounds_are_those_of_the_scripts() -> None:
-    lease, standing = (LUA / "lease.lua").read_text(), (LUA / "standing.lua").read_text()
-    assert "MOST_DUE = 500 " in standing
-    assert "MOST_EXPIRED = 100\n" in standing
-    assert "MOST_CLEARED = 1000 " in lease
-    assert "MOST_BYTES = 16 * 1024 * 1024 " in lease
+    bounds = {
+        ("lease", "MOST_CLEARED = 1000 "): "1,000 entries that are no jobs",
+        ("lease", "MOST_BYTES = 16 * 1024 * 1024 "): "| 16 MiB;",
+        ("standing", "MOST_DUE = 500 "): "500 jobs whose time has come",
+        ("standing", "MOST_EXPIRED = 100\n"): "100 deadlines",
+        ("unowned", "MOST_EVENTS = 2000 "): "2,000 events together",
+        ("clear", "MOST = 50 "): "50 jobs cleared",
+    }
+    for (script, bound), said in bounds.items():
+        assert bound in (LUA / f"{script}.lua").read_text()
+        assert said in PAGE
     assert f"{calls.DEFAULT_MAX_ENTRIES:,}" in PAGE
-    assert calls.DEFAULT_MAX_BYTES == 1 << 30
+    assert (calls.DEFAULT_MAX_BYTES, parts.BYTES_AT_ONCE) == (1 << 30, 1 << 20)
+    assert f"{parts.AT_ONCE} jobs or 1 MiB of payloads submitted" in PAGE
+    assert f"every {CHECKPOINT_TOKENS} tokens of a choice" in PAGE
