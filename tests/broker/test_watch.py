@@ -291,7 +291,7 @@ def test_log_probabilities_are_told_once_each() -> None:
     ]
 
 
-@pytest.mark.parametrize("fate", ["never submitted", "expired"])
+@pytest.mark.parametrize("fate", ["never submitted", "expired", "its end is gone"])
 def test_an_unknown_job_is_said_at_once(queue: Queue, watch: Watch, fate: str) -> None:
     if fate == "expired":
         put(queue, "a", result_ttl_s=0.001)
@@ -299,6 +299,10 @@ def test_an_unknown_job_is_said_at_once(queue: Queue, watch: Watch, fate: str) -
         client: Any = queue.client
         while client.exists(KEYS.job("a")):
             pass
+    if fate == "its end is gone":
+        put(queue, "a")
+        end(queue, Worker(queue).lease_one())
+        queue.client.delete(KEYS.log("a"), KEYS.result("a"))
     began = time.monotonic()
     with pytest.raises(JobNotFound, match="job a: not found"):
         watch("a").take(1)
