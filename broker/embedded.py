@@ -190,11 +190,16 @@ class EmbeddedBroker:
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """`$MILLSTREAM_STATE`, else `millstream/broker` in the user's state folder (XDG Base Directory)."""
+    """`$MILLSTREAM_STATE`, else `millstream/broker` in the user's state folder."""
     if given := environ.get("MILLSTREAM_STATE"):
         return Path(given)
+    return state_home(environ) / "broker"
+
+
+def state_home(environ: Mapping[str, str]) -> Path:
+    """The program's folder in the user's state folder (XDG Base Directory, which has a relative path ignored)."""
     base = environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "millstream" / "broker"
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "millstream"
 
 
 def default_runtime_dir(environ: Mapping[str, str]) -> Path:

@@ -122,8 +122,13 @@ class Keeper:
                 self._last_use = time.monotonic()
 
     def _attend(self, timeout_s: float | None) -> None:
-        """Wait for a holder to come or go, or for a signal, and see to it."""
+        """Wait for a holder to come or go, or for a signal, and see to it.
+
+        Who comes as the last one leaves is not let in: the end of the listener tells it to look for another server.
+        """
         for key, _ in self._selector.select(timeout_s):
+            if self._stopping:
+                return
             if key.fileobj is self._listener:
                 self._admit()
             elif key.fileobj is self._signals:

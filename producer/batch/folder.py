@@ -27,6 +27,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from broker.batches import Ending
+from broker.embedded import state_home
 from producer.bulk.inputs import Format, Input, Inputs
 from producer.bulk.manifest import Manifest, sync_folder, write_durably
 from producer.bulk.places import Places
@@ -219,8 +220,7 @@ def default_dir(environ: Mapping[str, str]) -> Path:
     """Where batches are kept unless the command says otherwise."""
     if given := environ.get("MILLSTREAM_BATCH_DIR"):
         return Path(given)
-    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "millstream" / "batches"
+    return state_home(environ) / "batches"
 
 
 def folders_of(dir: Path, queue: str) -> list[Path]:

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -381,19 +383,18 @@ def test_a_state_folder_that_is_none_is_refused(house: House) -> None:
         house.open()
 
 
-def test_where_state_and_sockets_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", "/home/u")
-    assert embedded.default_state_dir({"MILLSTREAM_STATE": "/s", "XDG_STATE_HOME": "/x"}) == Path("/s")
-    assert embedded.default_state_dir({"XDG_STATE_HOME": "/x"}) == Path("/x/millstream/broker")
-    assert embedded.default_state_dir({"XDG_STATE_HOME": "x"}) == Path(
-        "/home/u/.local/state/millstream/broker"
-    )
-    assert embedded.default_runtime_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "millstream"
-    gone = {"XDG_RUNTIME_DIR": str(tmp_path / "gone")}
-    assert embedded.default_runtime_dir(gone).name == f"millstream-{os.geteuid()}"
-
-
-def test_a_wrong_idle_time_is_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLSTREAM_BROKER_IDLE_S", "soon")
-    with pytest.raises(BrokerUnreachable, match="MILLSTREAM_BROKER_IDLE_S is 'soon'"):
-        EmbeddedBroker(house.state, runtime_dir=house.runtime)
+def test_who_comes_as_the_last_one_leaves_is_not_told_that_it_runs(house: House) -> None:
+    """Both lie before the keeper at once: it stops, and says nothing to the one that it will not serve."""
+    with house.open() as leaving:
+        (keeper,) = house.keepers()
+        keeper.suspend()
+        assert leaving._hold is not None
+        leaving._hold.sendall(b"bye\n")
+        with socket.socket(socket.AF_UNIX) as coming:
+            coming.settimeout(PATIENCE_S)
+            coming.connect(str(leaving._hold_path))
+            keeper.resume()
+            with suppress(ConnectionResetError):
+                assert coming.recv(64) == b""
+        with house.open() as broker, connect(broker.url) as client:
+            assert client.ping()
