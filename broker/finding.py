@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import hiredis
@@ -33,6 +33,8 @@ from broker.address import Address, Transport
 Place = tuple[str, int]
 """(host, port)"""
 
+PIECE_BYTES = 1 << 16
+"""Of a message on its way to the server."""
 LEFT_AT = (ReadOnlyError, MovedError, ClusterDownError)
 """What a server says that is not, or not any more, the one to talk to."""
 
@@ -180,16 +182,36 @@ class _Finding:
             raise redis.ConnectionError(str(error)) from error
 
 
+class _Parser(aio.DefaultParser):  # type: ignore[valid-type, misc]  # a variable, says redis-py
+    """Time runs from the last piece of a reply that came: redis-py gives `socket_timeout` to the whole of it."""
+
+    def on_connect(self, connection: Any) -> None:
+        """As redis-py's own."""
+        self._connection = connection
+        super().on_connect(connection)
+
+    async def read_from_socket(self) -> bool:
+        """As redis-py's own."""
+        await super().read_from_socket()
+        self._connection.update_current_socket_timeout(-1)  # its own word for `socket_timeout`, from now on
+        return True
+
+
 class _FindingAsync:
-    """As `_Finding`, for asyncio; the asking is rare, and done by a thread."""
+    """As `_Finding`, for asyncio; the asking is rare, and done by a thread.
+
+    A message of any size may take its time on a slow way, as with blocking connections: what counts as lost is one
+    that does not move for `socket_timeout`.
+    """
 
     health_check_interval: Any
     next_health_check: Any
+    is_connected: bool
 
     def __init__(self, *, find: Find | None = None, **options: Any) -> None:
         self._find = find
         self._packer = _Packer()
-        super().__init__(**options)
+        super().__init__(parser_class=_Parser, **options)  # type: ignore[call-arg]
 
     async def _connect(self) -> Any:
         if self._find is not None:
@@ -200,6 +222,19 @@ class _FindingAsync:
     def pack_command(self, *args: Any) -> list[bytes]:
         """In C, as redis-py does for blocking connections alone."""
         return self._packer.pack(*args)
+
+    async def send_packed_command(
+        self, command: str | bytes | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        """In pieces, each with a `socket_timeout` of its own."""
+        whole = command.encode() if isinstance(command, str) else command
+        whole = whole if isinstance(whole, bytes) else b"".join(whole)
+        send: Any = super().send_packed_command  # type: ignore[misc]
+        await send(whole[:PIECE_BYTES], check_health)
+        for at in range(PIECE_BYTES, len(whole), PIECE_BYTES):
+            if not self.is_connected:  # the rest would be sent on a new one
+                raise redis.ConnectionError("the connection was closed in the middle of a message")
+            await send([memoryview(whole)[at : at + PIECE_BYTES]], False)
 
     async def read_response(self, *args: Any, **options: Any) -> Any:
         try:

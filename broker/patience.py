@@ -3,8 +3,9 @@
 A failover or a restart takes seconds, and redis-py's few retries are over in half of one. A call whose reply was
 lost is repeated too: every script answers a repetition as it answered the first time.
 
-What a server does not answer in time is not asked again within the few: with tries to connect inside of tries to
-call, a silent one was told of after four timeouts, or sixteen.
+What a server does not answer in time is not asked again within the few: a silent one was told of after four timeouts.
+redis-py connects, and asks whether a server is well, with tries of their own inside of those to call. The inner ones
+are left out, else what one of them waits is waited by each of the outer ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import redis
@@ -24,6 +26,8 @@ from broker.faults import is_refusal
 T = TypeVar("T")
 
 PAUSE_S = 0.2
+_IS_WITHIN: ContextVar[bool] = ContextVar("is_within", default=False)
+"""Whether this thread, or task, is within a call that is tried again."""
 
 
 class Patient(Retry):
@@ -35,10 +39,20 @@ class Patient(Retry):
 
     def call_with_retry(self, do: Callable[[], T], fail: Callable[..., Any], *args: Any, **options: Any) -> T:
         """As `Retry.call_with_retry`."""
+        if _IS_WITHIN.get():
+            return do()
+
+        def do_within() -> T:
+            token = _IS_WITHIN.set(True)
+            try:
+                return do()
+            finally:
+                _IS_WITHIN.reset(token)
+
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                return super().call_with_retry(do, fail, *args, **options)
+                return super().call_with_retry(do_within, fail, *args, **options)
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 if time.monotonic() + PAUSE_S > deadline or is_refusal(error):
                     raise
@@ -56,10 +70,20 @@ class PatientAsync(AsyncRetry):
         self, do: Callable[[], Awaitable[T]], fail: Callable[..., Any], *args: Any, **options: Any
     ) -> T:
         """As `Retry.call_with_retry`."""
+        if _IS_WITHIN.get():
+            return await do()
+
+        async def do_within() -> T:
+            token = _IS_WITHIN.set(True)
+            try:
+                return await do()
+            finally:
+                _IS_WITHIN.reset(token)
+
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                return await super().call_with_retry(do, fail, *args, **options)
+                return await super().call_with_retry(do_within, fail, *args, **options)
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 if time.monotonic() + PAUSE_S > deadline or is_refusal(error):
                     raise

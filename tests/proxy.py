@@ -23,6 +23,8 @@ class Proxy:
         self.path = server.with_name("proxy")
         self.delay_s = 0.0
         """How long each piece of a reply is held back."""
+        self.request_delay_s = 0.0
+        """How long each piece of a request is held back: a slow way, since the client's socket then fills up."""
         self.lost = 0
         """Replies that were lost so far."""
         self._server = server
@@ -74,6 +76,8 @@ class Proxy:
                 if self._needle is not None and self._needle in data:
                     self._needle = None
                     doomed.set()
+                if self.request_delay_s:
+                    time.sleep(self.request_delay_s)
                 server.sendall(data)
         self._close(client, server)
 
