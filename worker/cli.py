@@ -257,13 +257,15 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+LEVELS = ("debug", "info", "warning", "error")
+
+
 def parse_level(name: str) -> str:
-    """A level of `logging`, in any case.
+    """One of these levels, written in any case, as `logging` writes it.
 
     Raises:
-        typer.BadParameter: there is none of that name.
+        typer.BadParameter: it is none of them.
     """
-    levels = [level.lower() for level in logging.getLevelNamesMapping()]
-    if name.lower() not in levels:
-        raise typer.BadParameter(f"--log-level {name!r}: use one of {', '.join(levels)}")
+    if name.lower() not in LEVELS:
+        raise typer.BadParameter(f"--log-level: give {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, not {name!r}")
     return name.upper()

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ValidationError, field_serializer
 from producer.bulk.wording import Wording
 from producer.refusal import Refused
 from protocol import SamplingParams
+from protocol.validation import shortened
 
 OutputFormat = Literal["jsonl", "parquet", "openai"]
 """How the two files are written."""
 RowOrder = Literal["input", "completion"]
 """In which order: as the input has the rows, or as they finished."""
 CHUNK = 1 << 20
-LONGEST_SHOWN = 60
 
 
 class FileState(BaseModel):
@@ -188,9 +188,7 @@ class Manifest(BaseModel):
 
 
 def _shown(value: Any) -> str:
-    """A value in a message: schemas, tools and templates are long."""
-    text = "not given" if value is None else str(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+    return "not given" if value is None else shortened(str(value))
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -12,12 +12,12 @@ from difflib import get_close_matches
 from typing import Any
 
 from producer.request import RENDERING
-from protocol import ErrorCode, RequestError, SamplingParams
+from protocol import RequestError, SamplingParams
+from protocol.validation import shortened
 
 CHATS, COMPLETIONS = ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 MAX_FAULTS = 8
 """Most fields of one body that are named."""
-LONGEST_SHOWN = 60
 READ = frozenset(SamplingParams.model_fields) | RENDERING | {"prompt", "messages", "model"}
 IDLE = frozenset(
     {
@@ -56,15 +56,15 @@ def check_endpoint(columns: Mapping[str, Any]) -> None:
     """
     method, url, body = columns.get("method"), columns.get("url"), columns.get("body")
     if method is not None and method != "POST":
-        raise _invalid(f"method {_shown(method)}: only POST is answered")
+        raise RequestError.invalid(f"method {_shown(method)}: only POST is answered")
     if url is None:
         return
     path = url.rstrip("/") if isinstance(url, str) else ""
     if not path.endswith(ENDPOINTS):
-        raise _invalid(f"url {_shown(url)}: only {' and '.join(ENDPOINTS)} are answered")
+        raise RequestError.invalid(f"url {_shown(url)}: only {' and '.join(ENDPOINTS)} are answered")
     takes, other = ("messages", "prompt") if path.endswith(CHATS) else ("prompt", "messages")
     if isinstance(body, dict) and body.get(other) is not None:
-        raise _invalid(f"url {_shown(url)} takes body.{takes}, not body.{other}")
+        raise RequestError.invalid(f"url {_shown(url)} takes body.{takes}, not body.{other}")
 
 
 def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -75,7 +75,7 @@ def fields_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if faults := [fault for name, value in body.items() if (fault := _unsupported(name, value)) is not None]:
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise _invalid(f"not supported: {', '.join(faults[:MAX_FAULTS] + more)}")
+        raise RequestError.invalid(f"not supported: {', '.join(faults[:MAX_FAULTS] + more)}")
     fields = {name: body[name] for name in READ & body.keys()}
     if body.get("tool_choice") == "none":
         fields.pop("tools", None)
@@ -104,8 +104,4 @@ def _unsupported(name: str, value: Any) -> str | None:
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
-
-
-def _invalid(why: str) -> RequestError:
-    return RequestError(ErrorCode.INVALID_REQUEST, why)
+    return shortened(text)

@@ -101,9 +101,9 @@ def generate(
 
     Exit code 3: some rows have errors; 4: the input ended early; 1: it had to stop, and the same command goes on.
     """
-    on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS) or "refuse"
+    on_bad_ids = one_of("--bad-ids", bad_ids, BAD_IDS)
     written_as = one_of("--format", output_format, OUTPUT_FORMATS)
-    in_order = one_of("--order", row_order, ROW_ORDERS) or "input"
+    in_order = one_of("--order", row_order, ROW_ORDERS)
     from producer.bulk.inputs import find_inputs
 
     wording = rows.wording(prompt_column, prompt_template, system, chat)

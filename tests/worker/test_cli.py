@@ -77,8 +77,11 @@ def test_what_can_never_be_is_one_line_before_anything_is_loaded(
     [
         ("--queue", "a{b} c", "queue 'a{b} c': use "),
         ("--queue", "", "queue '': use "),
-        ("--log-level", "loud", "--log-level 'loud': use "),
+        ("--log-level", "loud", "--log-level: give debug, info, warning or error, not 'loud'"),
+        ("--log-level", "critical", "not 'critical'"),
         ("--lease", "inf", "Invalid value for '--lease': "),
+        ("--lease", "0.5", "Invalid value for '--lease': "),
+        ("--grace", "-1", "Invalid value for '--grace': "),
         ("--kv-memory", "inf", "'inf' is no amount of memory: "),
     ],
 )

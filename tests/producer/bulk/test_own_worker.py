@@ -108,7 +108,7 @@ def ended(model: str, flags: str, url: str, folder: Path) -> MillstreamError:
         ("--max-num-seqs x", "'--max-num-seqs'"),
         ("--max-num-seqs 0", "'--max-num-seqs'"),
         ("--kv-memory 4QB", "'4QB' is no amount of memory"),
-        ("--log-level loud", "--log-level 'loud'"),
+        ("--log-level loud", "warning or error, not 'loud'"),
         ("--max-num-seqs 600 --max-num-batched-tokens 32", "give --max-num-batched-tokens 600"),
         ("--quantization int8 --compile", "--quantization int8 and --compile exclude each other"),
     ],
