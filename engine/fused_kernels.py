@@ -15,7 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from engine.attention.numba_kernel import _exp
+from engine.attention.numba_kernel import exp_nonpositive
 
 # Sums may be reordered, and a product and a sum made one; infinities and NaN keep their meaning.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
@@ -94,7 +94,7 @@ def gated_row(gate: Any, up: Any, out: Any) -> None:
     """`[I]` each."""
     for i in range(out.shape[0]):
         # The exponential of what is not positive does not overflow, and no branch keeps it from being vectorized.
-        small = _exp(-abs(gate[i]))
+        small = exp_nonpositive(-abs(gate[i]))
         part = np.float32(1.0) if gate[i] >= 0 else small
         out[i] = gate[i] * part / (np.float32(1.0) + small) * up[i]
 

@@ -60,7 +60,7 @@ _NO_SCORE = np.float32(-np.inf)
 
 
 @numba.njit(fastmath=_FAST)  # type: ignore[untyped-decorator]
-def _exp(x: Any) -> Any:
+def exp_nonpositive(x: Any) -> Any:
     """e**x for x <= 0 within 2 ulp: 2**n by the exponent bits, the rest by a polynomial (Cephes, expf).
 
     libm's exp is a call a number, which keeps the loop around it from being vectorized.
@@ -342,7 +342,7 @@ def _join(out: Any, heads: Any, sums: Any, join: Any, dim: Any) -> None:
         total = _ZERO
         for i in range(count):
             part = place + i * step
-            sums[part + dim] = _exp(sums[part + dim] - highest)
+            sums[part + dim] = exp_nonpositive(sums[part + dim] - highest)
             total += sums[part + dim] * sums[part + dim + 1]
         for d in range(0, dim, 8):
             joined = splat(_ZERO)
