@@ -86,6 +86,15 @@ def build_job(
     return job
 
 
+def check_defaults(sampling: Mapping[str, Any], rendering: Mapping[str, Any]) -> None:
+    """Refuse what would be wrong in every row of a run.
+
+    Raises:
+        RequestError: naming the parameter or the field.
+    """
+    build_job(None, [{"role": "user", "content": ""}], None, sampling, "check", **rendering)
+
+
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     """The parameters, checked.
 

@@ -38,7 +38,7 @@ from producer.bulk.window import Window
 from producer.bulk.wording import Wording, named_columns
 from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
-from producer.request import build_job
+from producer.request import check_defaults
 
 BadIds = Literal["refuse", "rows"]
 
@@ -347,7 +347,7 @@ def _new_manifest(order: Order) -> Manifest:
     Raises:
         RequestError: no row could be asked with these defaults.
     """
-    build_job(None, [{"role": "user", "content": ""}], None, order.defaults, "check", **order.rendering)
+    check_defaults(order.defaults, order.rendering)
     return Manifest.new(
         order.model,
         order.defaults,

@@ -17,7 +17,7 @@ from producer.bulk.wording import Wording, named_columns
 from producer.cli import exits
 from producer.cli.flags import Given
 from producer.cli.screen import note, note_torn
-from producer.request import build_job
+from producer.request import check_defaults
 from protocol import Job
 
 SHOWN_FAULTS = 20
@@ -41,7 +41,7 @@ def check_inputs(
         RequestError: no row could be asked with these parameters.
     """
     wording.check()
-    build_job(None, [{"role": "user", "content": ""}], None, sampling, "check", **rendering)
+    check_defaults(sampling, rendering)
     requests = Requests("check", sampling, None, rendering, wording)
     rows: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
