@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -10,13 +11,25 @@ from broker import dead_letters
 from broker.dead_letters import DeadLetter, Requeued
 from broker.keys import Keys
 from broker.script import Call
-from protocol import Job, JobNotFound, MillstreamError, QueueFull, WrongState, describe_validation
+from producer.request import check_id
+from protocol import (
+    Job,
+    JobNotFound,
+    MillstreamError,
+    QueueFull,
+    RequestError,
+    WrongState,
+    describe_validation,
+)
 
 if TYPE_CHECKING:
     from producer.async_client import AsyncClient
     from producer.client import Client
 
 AT_ONCE = 100
+_LETTER = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_END = 1 << 64
+"""An id of a stream's entry is two numbers of 64 bits."""
 
 
 class DeadLetters:
@@ -27,7 +40,12 @@ class DeadLetters:
         self._keys = client.queue.keys
 
     def list(self, count: int = AT_ONCE, after: str = "") -> list[DeadLetter]:
-        """Up to `count` letters behind `after` (a letter's id), the oldest first; without what they hold."""
+        """Up to `count` letters behind `after` (a letter's id), the oldest first; without what they hold.
+
+        Raises:
+            RequestError: no letter can have that id.
+        """
+        check_after(after)
         found: list[DeadLetter] = []
         while len(found) < count:
             asked = min(count - len(found), AT_ONCE)
@@ -43,8 +61,9 @@ class DeadLetters:
 
         Raises:
             JobNotFound: there is none.
+            RequestError: nothing can have that id.
         """
-        return known(name, self._client.run(dead_letters.dead_show(self._keys, name)))
+        return known(name, self._client.run(dead_letters.dead_show(self._keys, check_id(name))))
 
     def requeue(self, name: str) -> str:
         """Give its job another life: from its prompt, without what it had written; its id.
@@ -60,8 +79,8 @@ class DeadLetters:
         return job_id
 
     def purge(self, *names: str) -> int:
-        """Delete letters for good; how many there were."""
-        return self._client.run(dead_letters.dead_purge(self._keys, names))
+        """Delete letters for good; how many there were. Raises RequestError for what no id can be."""
+        return self._client.run(dead_letters.dead_purge(self._keys, [*map(check_id, names)]))
 
     def purge_all(self) -> int:
         """Delete all of them; how many there were."""
@@ -77,6 +96,7 @@ class AsyncDeadLetters:
 
     async def list(self, count: int = AT_ONCE, after: str = "") -> list[DeadLetter]:
         """Up to `count` letters behind `after`, the oldest first."""
+        check_after(after)
         found: list[DeadLetter] = []
         while len(found) < count:
             asked = min(count - len(found), AT_ONCE)
@@ -89,7 +109,7 @@ class AsyncDeadLetters:
 
     async def show(self, name: str) -> DeadLetter:
         """One letter, whole."""
-        return known(name, await self._client.run(dead_letters.dead_show(self._keys, name)))
+        return known(name, await self._client.run(dead_letters.dead_show(self._keys, check_id(name))))
 
     async def requeue(self, name: str) -> str:
         """Give its job another life; its id."""
@@ -100,11 +120,23 @@ class AsyncDeadLetters:
 
     async def purge(self, *names: str) -> int:
         """Delete letters for good; how many there were."""
-        return await self._client.run(dead_letters.dead_purge(self._keys, names))
+        return await self._client.run(dead_letters.dead_purge(self._keys, [*map(check_id, names)]))
 
     async def purge_all(self) -> int:
         """Delete all of them; how many there were."""
         return await self._client.run(dead_letters.dead_purge(self._keys, None))
+
+
+def check_after(letter: str) -> None:
+    """Nothing, for the id of a letter, or '' before the first.
+
+    Raises:
+        RequestError: it is something else, such as a job's id.
+    """
+    if letter and not (_LETTER.fullmatch(letter) and all(int(part) < _END for part in letter.split("-"))):
+        raise RequestError.invalid(
+            f"after {letter!r}: give the id of a dead letter as the list shows it, such as 1735689600000-0"
+        )
 
 
 def known(name: str, letter: DeadLetter | None) -> DeadLetter:
