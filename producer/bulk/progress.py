@@ -40,7 +40,7 @@ class Speed:
         lately = [info.get("lately", {}) for info in alive]
         read = sum(told.get("read_per_s", 0.0) for told in lately)
         cached = sum(told.get("read_per_s", 0.0) * told.get("cached", 0.0) for told in lately)
-        written = sum(info.get("tokens_per_s", 0.0) for info in alive)
+        written = sum(told.get("tokens_per_s", 0.0) for told in lately)
         return cls(len(alive), written, read, cached / read if read else 0.0)
 
 

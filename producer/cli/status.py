@@ -123,7 +123,8 @@ def _worker_lines(beat: WorkerBeat) -> list[str]:
     running, waiting, slots, pid = (
         printable(info.get(name, "-")) for name in ("running", "waiting", "slots", "pid")
     )
-    speed = "-" if info.get("tokens_per_s") is None else f"{info['tokens_per_s']:,.0f}"
+    lately = info.get("lately")
+    speed = "-" if lately is None else f"{lately.get('tokens_per_s', 0):,.0f}"
     lines = [
         f"worker {printable(beat.worker)}",
         f"  model {printable(info.get('model', '-'))}",
@@ -131,7 +132,7 @@ def _worker_lines(beat: WorkerBeat) -> list[str]:
         f"  heard of {beat.age_ms / 1000:.0f} s ago{'' if beat.alive else ' (gone)'}",
         f"  {running} running, {waiting} waiting, {slots} slots, {speed} tokens/s",
     ]
-    return lines + _lately_lines(info["lately"]) if info.get("lately") else lines
+    return lines + _lately_lines(lately) if lately else lines
 
 
 def _lately_lines(lately: dict[str, float]) -> list[str]:

@@ -19,9 +19,9 @@ def beat(age_ms: int = 0, **info: Any) -> WorkerBeat:
 
 
 def test_the_speed_is_that_of_the_living_workers_together() -> None:
-    busy = beat(tokens_per_s=100.0, lately={"read_per_s": 300.0, "cached": 0.5})
-    reading = beat(tokens_per_s=20.0, lately={"read_per_s": 100.0, "tokens_per_s": 9.0})
-    gone = beat(age_ms=3_600_000, tokens_per_s=500.0, lately={"read_per_s": 500.0})
+    busy = beat(lately={"tokens_per_s": 100.0, "read_per_s": 300.0, "cached": 0.5})
+    reading = beat(lately={"tokens_per_s": 20.0, "read_per_s": 100.0})
+    gone = beat(age_ms=3_600_000, lately={"tokens_per_s": 500.0, "read_per_s": 500.0})
     told = Speed.of([busy, reading, gone, beat(lately={}), beat()])
     assert told == Speed(workers=4, written_per_s=120.0, read_per_s=400.0, cached=0.375)
     assert Speed.of([]) == Speed.of([gone]) == Speed()
