@@ -296,11 +296,12 @@ class DryRunEngine:
                 running.choices = [choice for choice in running.choices if choice.done < choice.length]
 
     def _is_flaky(self, running: _Running) -> bool:
-        """Whether this attempt ends here. A worker names a request by job and attempt."""
+        """Whether this attempt ends here. A worker calls a request attempt:job#lease."""
         if not self._options.flaky or not running.choices:
             return False
         choice = running.choices[0]
-        return 2 * choice.done >= choice.length and _fraction(running.request.id) < self._options.flaky
+        attempt = running.request.id.rsplit("#", 1)[0]
+        return 2 * choice.done >= choice.length and _fraction(attempt) < self._options.flaky
 
     def _next_piece(self, request_id: str, choice: _Choice) -> Delta:
         delta = Delta(request_id, [], "", choice.index)

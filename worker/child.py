@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from typing import BinaryIO
@@ -39,7 +40,7 @@ from worker.frames import (
     read,
 )
 from worker.garbage import collect_rarely
-from worker.preparation import Inbox, Preparation, Refused
+from worker.preparation import Arrived, Inbox, Preparation, Unfit
 
 READ_AT_ONCE = 1 << 16
 """Bytes: what a pipe holds. Python would read 8 KiB at a time, and another thread take over at every read."""
@@ -78,6 +79,10 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
         preparation = preparation or Preparation(loading.result(), inbox)
         for said in decode_to_model(body):
             if isinstance(said, Run):
+                if said.alone:
+                    arrived = Arrived(said.key)
+                    inbox.put(arrived)
+                    arrived.told.wait()
                 preparation.run(said)
             elif isinstance(said, Drop):
                 preparation.drop(said)
@@ -87,16 +92,17 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
 def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
     """The engine's loop: take what came in, say so, step, tell. Never returns.
 
-    Acceptances are told before the step: a job that kills the process in its first step must be known to have run.
+    Acceptances are told before the step: a job that kills the process in its first step must be known to have run. So
+    are suspects, before they are prepared: one that was sent to a process that was dying already is not to blame.
 
     Raises:
         DeviceLost: the device fails again and again.
     """
     teller = Teller(engine, sink)
     while True:
-        begun, refused = take_in(engine, inbox, wait=not engine.has_work())
-        if begun or refused:
-            teller.tell(begun, refused)
+        arrived, begun, refused = take_in(engine, inbox, wait=not engine.has_work())
+        if arrived or begun or refused:
+            teller.tell(begun, refused, arrived)
         if engine.has_work():
             deltas = engine.step()
             reached("stepped")
@@ -111,7 +117,7 @@ class Teller:
         self._sink = sink
         self._counted = 0.0
 
-    def tell(self, begun: list[Begun], pieces: list[Piece]) -> None:
+    def tell(self, begun: list[Begun], pieces: list[Piece], arrived: Sequence[Arrived] = ()) -> None:
         """One frame; every step has one, so that a parent that hears none knows of a hang."""
         stats = self._engine.stats()
         now = time.monotonic()
@@ -119,9 +125,12 @@ class Teller:
         if now - self._counted >= MARK_EVERY_S or not self._engine.has_work():
             self._counted = now
             counters = flat(stats)
-        step = Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens, counters)
+        keys = [one.key for one in arrived]
+        step = Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens, counters, keys)
         self._sink.write(encode(step))
         self._sink.flush()
+        for one in arrived:
+            one.told.set()
 
 
 def flat(stats: EngineStats) -> dict[str, float]:
@@ -134,8 +143,9 @@ _COUNTERS = [field.name for field in fields(EngineStats) if field.name != "secon
 _PARTS = [field.name for field in fields(StepSeconds)]
 
 
-def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], list[Piece]]:
+def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Arrived], list[Begun], list[Piece]]:
     """Apply everything in the inbox, waiting for a first item if there is nothing else to do."""
+    arrived: list[Arrived] = []
     begun: list[Begun] = []
     refused: list[Piece] = []
     while wait or not inbox.empty():
@@ -143,7 +153,9 @@ def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], 
         wait = False
         if isinstance(item, Drop):
             engine.abort(item.key)
-        elif isinstance(item, Refused):
+        elif isinstance(item, Arrived):
+            arrived.append(item)
+        elif isinstance(item, Unfit):
             refused.append(error_piece(item.key, item.error))
         else:
             request = item.request
@@ -162,7 +174,7 @@ def take_in(engine: EngineCore, inbox: Inbox, wait: bool) -> tuple[list[Begun], 
                         item.stream,
                     )
                 )
-    return begun, refused
+    return arrived, begun, refused
 
 
 def error_piece(key: str, error: RequestError) -> Piece:

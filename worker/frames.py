@@ -32,8 +32,8 @@ class Load(msgspec.Struct, array_like=True, tag=True):
 class Run(msgspec.Struct, array_like=True, tag=True):
     """Run a job, going on after what earlier attempts have logged.
 
-    Jobs go by `key` here, which names job and attempt: what is still on its way for an attempt that was dropped can
-    not be taken for the next one's.
+    Jobs go by `key` here, which names one lease of one job (`worker.held.Held`): what is still on its way for a lease
+    that was dropped can not be taken for the next one's.
     """
 
     key: str
@@ -41,6 +41,8 @@ class Run(msgspec.Struct, array_like=True, tag=True):
     """As it was stored; nobody has looked at it since."""
     written: Sequence[tuple[list[int], bool]]
     """(token ids, whether it ended) of each choice; those after the last one are untouched."""
+    alone: bool = False
+    """A suspect: its arrival is told before anything is done with it."""
 
 
 class Drop(msgspec.Struct, array_like=True, tag=True):
@@ -107,6 +109,8 @@ class Step(msgspec.Struct, array_like=True, tag=True):
     output_tokens: int
     counters: dict[str, int | float] | None = None
     """The engine's (`worker.figures.Counters`), with one frame a second. A float alone would make 3 jobs 3.0."""
+    arrived: list[str] = msgspec.field(default_factory=list)
+    """Keys of suspects that are here: what happens to the process from now on may be their doing."""
 
 
 ToModel = Load | Run | Drop

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from broker.calls import Lease
 from protocol import (
+    ErrorCode,
     FinishReason,
     JobError,
     StoredChoice,
@@ -22,10 +24,24 @@ from protocol import (
     encode_terminal,
     encode_token,
 )
+from protocol.sampling import MAX_N
 from worker.frames import Begun, Piece
 
 CHECKPOINT_TOKENS = 64
 """A job that nobody streams is logged every this many tokens: what a crash can cost it."""
+
+
+class Stop(NamedTuple):
+    """An end that the model process does not bring a job to."""
+
+    state: Literal["cancelled", "expired", "dead", "failed"]
+    error: JobError
+
+
+CANCELLED = Stop("cancelled", JobError(code=ErrorCode.CANCELLED, message="cancelled while it ran"))
+EXPIRED = Stop(
+    "expired", JobError(code=ErrorCode.DEADLINE_EXCEEDED, message="its deadline came while it ran")
+)
 
 
 class Output(msgspec.Struct, gc=False):
@@ -65,27 +81,37 @@ class Output(msgspec.Struct, gc=False):
 class Held:
     """A job between its lease and its end. It numbers the job's events, and so owns `seq`."""
 
-    def __init__(self, lease: Lease, log: Iterable[bytes] = ()) -> None:
+    def __init__(self, lease: Lease, number: int) -> None:
+        """To be made as soon as the lease's reply is there: deadline and end are reckoned from now.
+
+        Args:
+            lease: what the server granted.
+            number: another for each lease that the worker takes.
+        """
         self.lease = lease
         self.id = lease.id
         self.attempt = lease.attempt
         """The fencing token of everything said about the job."""
-        self.key = f"{lease.attempt}:{lease.id}"
-        """How job and attempt go by in the model process."""
+        self.key = f"{lease.attempt}:{lease.id}#{number}"
+        """How this lease goes by in the model process. A server that lost data may grant an attempt twice."""
         self.leased_at = time.monotonic()
         self.deadline = math.inf
         """When it is to be stopped, monotonic."""
         if lease.deadline_ms is not None:
             self.deadline = self.leased_at + (lease.deadline_ms - lease.leased_ms) / 1000
+        self.stop: Stop | None = None
+        """How it is to end at once, whatever the model process makes of it."""
         self.next_seq = lease.logged + 1
         self.sent_at: float | None = None
-        """When a model process was given it, monotonic: from then on its end may be this job's doing."""
+        """When a model process was given it, monotonic."""
+        self.may_be_to_blame = False
+        """The end of that process may be this job's doing."""
         self.begun: Begun | None = None
         """What the model process said when it accepted the job."""
         self.open_choices = 1
         """Choices that have no end yet; 1 as long as their number is not known."""
-        self.has_told_end = False
-        """Its end is on its way to the server, or there."""
+        self.has_let_go = False
+        """Its end, or its release, is on its way to the server, or there: the lease is over."""
         self.complete = False
         """Every choice has its end."""
         self.error: JobError | None = None
@@ -94,10 +120,25 @@ class Held:
         """By choice, up to the last one that has anything."""
         self._events: list[bytes] = []
         """Numbered, and not taken yet."""
+
+    def go_on_after(self, log: Iterable[bytes]) -> None:
+        """Take in what earlier attempts have logged.
+
+        Raises:
+            ValueError: there is something that is not an event, or not of this job.
+        """
+        most_choices = MAX_N * len(self.lease.payload)
         for raw in log:
             event = decode_event(raw)
             if isinstance(event, TokenEvent):
+                if not 0 <= event.choice < most_choices:
+                    raise ValueError(f"event {event.seq} is of choice {event.choice}")
                 self._output(event.choice).grow(event)
+
+    @property
+    def stop_at(self) -> float:
+        """When it is to be stopped, monotonic; infinite: never."""
+        return self.deadline if self.stop is None else -math.inf
 
     @property
     def has_retries(self) -> bool:
@@ -180,7 +221,7 @@ class Held:
         code, message = (error.code, error.message) if error is not None else (None, None)
         events.append(encode_terminal(self.id, self.next_seq, self.attempt, kind, code, message))
         self.next_seq += 1
-        self.has_told_end = True
+        self.has_let_go = True
         return first, events
 
     def result(self, state: TerminalState, model: str, worker: str, error: JobError | None = None) -> bytes:

@@ -18,23 +18,24 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
-from typing import Any, Literal
+from itertools import chain, count
+from typing import Any
 
 from broker import calls
-from broker.calls import Ending, Handback, Lease, News
+from broker.calls import Handback, Lease, News
 from broker.failpoints import reached
 from broker.parts import in_parts
 from broker.script import Call
 from engine.interface import DeviceLost
-from protocol import ErrorCode, JobError, TerminalState, TerminalType
 from protocol.errors import MAY_PASS
 from worker.backoff import backoff_s
+from worker.ends import bytes_of, ending, own_end
 from worker.frames import Drop, Run, Step, ToModel
-from worker.held import Held
+from worker.held import CANCELLED, EXPIRED, Held, Stop
 from worker.link import Link
 from worker.model_process import ModelCrashed
 from worker.quarantine import Quarantine, is_suspect
+from worker.resume import read_logs
 
 log = logging.getLogger("millstream.worker")
 
@@ -56,11 +57,15 @@ class Ledger:
         self._worker = worker
         self._to_model = to_model
         self._held: dict[str, Held] = {}
+        self._taking: dict[str, Held] = {}
+        """Leased by the last reply, and not held before their logs are read: renewed like the others."""
         self._quarantine = Quarantine()
         self._cancelled_early: set[str] = set()
-        """Jobs not held that were said to be cancelled since leases were last taken: theirs may be on their way."""
-        self._has_deadline = asyncio.Event()
-        """A job that has one has been taken."""
+        """Jobs not held that were said to be cancelled since leases were asked for: theirs may be on their way."""
+        self._numbers = count(1)
+        """Of leases: no two have one key, however often a server grants the same attempt."""
+        self._look_who_stops = asyncio.Event()
+        """A job is to be stopped, or has a deadline."""
         self._speaking = asyncio.Lock()
 
     def __len__(self) -> int:
@@ -82,30 +87,50 @@ class Ledger:
         return sum(held.open_choices for held in self._held.values())
 
     @property
+    def _names(self) -> tuple[str, str]:
+        """Model and worker, as they stand in results."""
+        return self.model_name, self._worker
+
+    @property
     def quarantined(self) -> bool:
         """Whether a suspect waits or runs: nothing may run beside it."""
         return bool(self._quarantine)
 
     # -- taking ------------------------------------------------------------------------------------------------
 
+    def forget_hints(self) -> None:
+        """Leases are asked for from now on: a job that was said to be cancelled before is never granted."""
+        self._cancelled_early.clear()
+
     async def take(self, leases: Sequence[Lease]) -> None:
-        """Hold what was leased, and run it; end what was cancelled before it was held."""
-        for lease in leases:
-            log.debug("job %s attempt %d: leased", lease.id, lease.attempt)
-            held = Held(lease, await self._read_log(lease) if lease.logged else ())
-            self._held[held.key] = held
-            if held.deadline < math.inf:
-                self._has_deadline.set()
-            if is_suspect(lease):
-                self._quarantine.add(held)
-            else:
-                self._run(held)
-        if leases:
-            self.empty.clear()
-            self._run_suspect()
-        early, self._cancelled_early = self._cancelled_early, set()
-        for job_id in early.intersection(lease.id for lease in leases):
-            await self.cancel(job_id)
+        """Hold what a reply that has just come granted, and run it."""
+        self._drop_earlier({lease.id for lease in leases})
+        taking = {held.key: held for held in (Held(lease, next(self._numbers)) for lease in leases)}
+        for held in taking.values():
+            log.debug("job %s attempt %d: leased", held.id, held.attempt)
+        self._taking = taking
+        await read_logs(self._link, taking.values())
+        self._taking = {}
+        for held in taking.values():  # but for those that a renewal has found lost meanwhile
+            self._hold(held)
+        self._run_suspect()
+
+    def _drop_earlier(self, ids: set[str]) -> None:
+        """A server that has lost data may grant a job that this worker still holds, even as the same attempt."""
+        for held in [held for held in self._held.values() if held.id in ids]:
+            self._lose(held)
+
+    def _hold(self, held: Held) -> None:
+        self._held[held.key] = held
+        self.empty.clear()
+        if held.id in self._cancelled_early:
+            held.stop = CANCELLED
+        if held.stop_at < math.inf:
+            self._look_who_stops.set()
+        if held.stop is None and is_suspect(held.lease):
+            self._quarantine.add(held)
+        elif held.stop is None:
+            self._run(held)
 
     def run_again(self) -> None:
         """Run what was leased while there was no model process."""
@@ -113,24 +138,20 @@ class Ledger:
             if held not in self._quarantine:
                 self._run(held)
 
-    async def _read_log(self, lease: Lease) -> list[bytes]:
-        log.info("job %s attempt %d: goes on after %d logged events", lease.id, lease.attempt, lease.logged)
-        client: Any = self._link.queue.client
-        events: list[bytes] = await self._link.insist(
-            lambda: client.lrange(self._keys.log(lease.id), 0, lease.logged - 1)
-        )
-        return events
-
-    def _run(self, held: Held) -> None:
-        if self._to_model(Run(held.key, held.lease.payload, held.written)):
+    def _run(self, held: Held, alone: bool = False) -> None:
+        """Send a job to the model process. A suspect is to blame once it has arrived: the process may be dying
+        already, and the ends of its neighbours, which made it be alone, its last words.
+        """
+        if self._to_model(Run(held.key, held.lease.payload, held.written, alone)):
             held.sent_at = time.monotonic()
+            held.may_be_to_blame = not alone
 
     def _run_suspect(self) -> None:
         """Run a suspect once nothing else is held."""
-        held = self._quarantine.next(len(self._held))
+        held = self._quarantine.next(len(self._held) + len(self._taking))
         if held is not None:
             log.warning("job %s attempt %d: runs alone", held.id, held.attempt)
-            self._run(held)
+            self._run(held, alone=True)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
@@ -146,7 +167,7 @@ class Ledger:
                 reached("heard")
             finishing = [
                 calls.finish_all(self._keys, self._worker, part)
-                for part in in_parts(map(self._own_end, ended), _bytes_of)
+                for part in in_parts((own_end(held, *self._names) for held in ended), bytes_of)
             ]
             answers = await self._link.run_all([*finishing, *self._publish(due)])
             for held, end in zip(ended, chain.from_iterable(answers[: len(finishing)]), strict=True):
@@ -158,7 +179,7 @@ class Ledger:
                 if answer.outcome == "lost":
                     self._lose(held)
                 elif answer.outcome == "cancel":
-                    await self._cancel(held)
+                    self.cancel(held.id)
                 elif answer.outcome == "gap":
                     await self._give_up(held)
             if again:
@@ -166,6 +187,9 @@ class Ledger:
 
     def _hear(self, step: Step, told: dict[str, Held], again: dict[str, str]) -> None:
         """Take in a step, and note by key whom it tells of, and of jobs that are to be tried again, why."""
+        for key in step.arrived:
+            if (suspect := self._held.get(key)) is not None:
+                suspect.may_be_to_blame = True
         streamed: dict[str, Held] = {}
         for begun in step.begun:
             if (held := self._held.get(begun.key)) is not None:
@@ -190,31 +214,12 @@ class Ledger:
     def _publish(self, due: Iterable[Held]) -> list[Call[Any]]:
         """The calls that log and publish what is unlogged."""
         news = (News(held.id, held.attempt, *held.take_events()) for held in due)
-        return [calls.publish_all(self._keys, self._worker, part) for part in in_parts(news, _bytes_of)]
+        return [calls.publish_all(self._keys, self._worker, part) for part in in_parts(news, bytes_of)]
 
-    def _own_end(self, held: Held) -> Ending:
-        """The end that the model process has brought a job to."""
-        if held.error is not None:
-            return self._ending(held, "failed", "error", held.error)
-        return self._ending(held, "succeeded", "done")
-
-    def _ending(
-        self,
-        held: Held,
-        state: TerminalState,
-        kind: TerminalType,
-        error: JobError | None = None,
-    ) -> Ending:
-        result = held.result(state, self.model_name, self._worker, error)
-        first, events = held.take_end(kind, error)
-        dead_reason = error.code if error is not None and state == "dead" else ""
-        return Ending(held.id, held.attempt, state, result, first, events, dead_reason)
-
-    async def _end(self, held: Held, state: TerminalState, kind: TerminalType, error: JobError) -> None:
+    async def _end(self, held: Held, stop: Stop) -> None:
         """End one job otherwise than the model process did."""
-        (answer,) = await self._link.run(
-            calls.finish_all(self._keys, self._worker, [self._ending(held, state, kind, error)])
-        )
+        end = ending(held, *stop, *self._names)
+        (answer,) = await self._link.run(calls.finish_all(self._keys, self._worker, [end]))
         await self._after_end(held, answer)
 
     async def _after_end(self, held: Held, answer: str) -> None:
@@ -243,6 +248,8 @@ class Ledger:
             )
             later.append(self._later(held, wait_s))
         spoken = self._publish(held for held in holding if held.unlogged)
+        for held in holding:
+            held.has_let_go = True
         await self._link.run_all([*spoken, calls.release(self._keys, self._worker, later)])
         for key in again:
             if key in self._held:
@@ -254,77 +261,62 @@ class Ledger:
 
     # -- stopping ----------------------------------------------------------------------------------------------
 
-    async def stop_at_deadlines(self) -> None:
-        """Stop each job when its time has come, for ever."""
+    async def stop_in_time(self) -> None:
+        """Stop each job that is to be stopped, or whose deadline has come, for ever."""
         while True:
-            self._has_deadline.clear()
-            soonest = min((held.deadline for held in self._held.values()), default=math.inf)
+            self._look_who_stops.clear()
+            soonest = min((held.stop_at for held in self._held.values()), default=math.inf)
             left = soonest - time.monotonic()
             if left > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left if left < math.inf else None):
-                        await self._has_deadline.wait()
+                        await self._look_who_stops.wait()
                 continue
             async with self._speaking:
-                for held in [held for held in self._held.values() if held.deadline <= time.monotonic()]:
-                    message = "its deadline came while it ran"
-                    await self._stop(
-                        held, "expired", JobError(code=ErrorCode.DEADLINE_EXCEEDED, message=message)
-                    )
+                for held in [held for held in self._held.values() if held.stop_at <= time.monotonic()]:
+                    if held.key not in self._held:
+                        continue  # lost while another's end was told
+                    stop = held.stop or EXPIRED
+                    log.info("job %s attempt %d: %s", held.id, held.attempt, stop.state)
+                    self._to_model(Drop(held.key))
+                    await self._end(held, stop)
 
-    async def cancel(self, job_id: str) -> None:
-        """End a job that is held, or just being leased, with what it has."""
-        async with self._speaking:
-            holding = [held for held in self._held.values() if held.id == job_id]
-            if not holding:
-                self._cancelled_early.add(job_id)
-            for held in holding:
-                await self._cancel(held)
-
-    async def _cancel(self, held: Held) -> None:
-        await self._stop(held, "cancelled", JobError(code="cancelled", message="cancelled while it ran"))
-
-    async def _stop(self, held: Held, state: Literal["cancelled", "expired"], error: JobError) -> None:
-        log.info("job %s attempt %d: %s", held.id, held.attempt, state)
-        self._to_model(Drop(held.key))
-        await self._end(held, state, state, error)
+    def cancel(self, job_id: str) -> None:
+        """Stop a job that is held, or just being leased, with what it has."""
+        holding = [held for held in self._held.values() if held.id == job_id]
+        if not holding:
+            self._cancelled_early.add(job_id)
+        for held in holding:
+            held.stop = held.stop or CANCELLED
+            self._look_who_stops.set()
 
     # -- losing ------------------------------------------------------------------------------------------------
 
     async def renew(self, lease_ms: int) -> None:
         """Keep every lease alive; hear which are lost or cancelled."""
-        holding = list(self._held.values())
+        holding = [*self._held.values(), *self._taking.values()]
         if not holding:
             return
         pairs = [(held.id, held.attempt) for held in holding]
         answers = await self._link.run(calls.renew(self._keys, self._worker, lease_ms, pairs))
         reached("renewed")
         for held, answer in zip(holding, answers, strict=True):
-            if held.key not in self._held or held.has_told_end:
-                continue  # ended while the answer was on its way
+            if held.has_let_go:
+                continue  # ended, or handed back, while the answer was on its way
             if answer == "lost":
                 self._lose(held)
             elif answer == "cancel":
-                await self.cancel(held.id)
+                self.cancel(held.id)
 
     async def convict(self, error: ModelCrashed | DeviceLost) -> None:
         """The process ended while a suspect ran alone: end that job, unless none did or it may be tried again."""
-        held = self._quarantine.alone
-        if held is None or held.sent_at is None or (isinstance(error, DeviceLost) and held.has_retries):
+        convicted = self._quarantine.convicted(error)
+        if convicted is None:
             return
-        if isinstance(error, DeviceLost):
-            message = f"the device could not compute it, the last time with this job alone: {error}"
-            said = JobError(code=ErrorCode.DEVICE_ERROR, message=message)
-        else:
-            times = held.lease.crashes + 1
-            message = f"the process that ran it died {times} times, the last time with this job alone"
-            said = JobError(code=ErrorCode.CRASHED_WORKER, message=message)
-        log.error("job %s attempt %d: %s: %s", held.id, held.attempt, said.code, message)
+        held, stop = convicted
+        log.error("job %s attempt %d: %s: %s", held.id, held.attempt, stop.error.code, stop.error.message)
         async with self._speaking:
-            if isinstance(error, DeviceLost):
-                await self._end(held, "failed", "error", said)
-            else:
-                await self._end(held, "dead", "dead", said)
+            await self._end(held, stop)
 
     async def hand_back(self) -> None:
         """Log what is unlogged and release every lease, so that others can take the jobs at once."""
@@ -332,13 +324,13 @@ class Ledger:
 
     async def hand_back_crashed(self) -> None:
         """The same after the model process has died, which counts against the jobs that were sent."""
-        await self._hand_back(lambda held: Handback(held.id, held.attempt, held.sent_at is not None))
+        await self._hand_back(lambda held: Handback(held.id, held.attempt, held.may_be_to_blame))
 
     async def hand_back_for_later(self) -> None:
         """The same after the device has failed: the jobs that were sent wait for a while."""
 
         def handed(held: Held) -> Handback:
-            if held.sent_at is None:
+            if not held.may_be_to_blame:
                 return Handback(held.id, held.attempt)
             return self._later(held, backoff_s(held.lease.retries))
 
@@ -352,6 +344,8 @@ class Ledger:
             await self._link.run_all(self._publish(held for held in holding if held.unlogged))
             reached("checkpointed")
             call = calls.release(self._keys, self._worker, [handed(held) for held in holding])
+            for held in holding:
+                held.has_let_go = True
             released = await self._link.run(call)
             reached("handed_back")
             log.info("jobs handed back: %d", released)
@@ -363,14 +357,20 @@ class Ledger:
 
     async def _give_up(self, held: Held) -> None:
         """The server's log is shorter than what it acknowledged: start again from what it still has."""
+        if held.key not in self._held:
+            return  # it was dropped while the answer was on its way, and its attempt may be granted again
         log.warning("job %s attempt %d: the log has lost events: handed back", held.id, held.attempt)
         self._to_model(Drop(held.key))
+        held.has_let_go = True
         await self._link.run(calls.release(self._keys, self._worker, [Handback(held.id, held.attempt)]))
         self._forget(held)
 
     def _lose(self, held: Held) -> None:
+        if held.key not in self._held and held.key not in self._taking:
+            return  # it was dropped while the answer was on its way
         log.warning("job %s attempt %d: lease lost, dropped", held.id, held.attempt)
         self._to_model(Drop(held.key))
+        self._taking.pop(held.key, None)
         self._forget(held)
 
     def _forget(self, held: Held) -> None:
@@ -392,7 +392,3 @@ def _with_news(told: Iterable[Held]) -> tuple[list[Held], list[Held]]:
         elif held.due():
             due.append(held)
     return ended, due
-
-
-def _bytes_of(said: News | Ending) -> int:
-    return sum(map(len, said.events)) + (len(said.result) if isinstance(said, Ending) else 0)

@@ -64,14 +64,8 @@ class ModelProcess:
         self.slots = 0
 
     @classmethod
-    async def start(cls, model: str, options: dict[str, Any]) -> ModelProcess:
-        """Start the process and load the model; loading may take as long as it takes.
-
-        Raises:
-            ModelUnavailable: the model cannot be loaded, and never will be.
-            OptionRefused: it could be, with other options.
-            ModelCrashed: the process ended while it loaded.
-        """
+    async def start(cls) -> ModelProcess:
+        """Start the process, without a model; whoever started it is to `stop` it."""
         child_read, parent_write = os.pipe()
         parent_read, child_write = os.pipe()
         # A session of its own: Ctrl-C at the terminal reaches the parent alone, which decides what to do.
@@ -85,15 +79,20 @@ class ModelProcess:
         )
         os.close(child_read)
         os.close(child_write)
-        model_process = cls(process, await _reader(parent_read), await _writer(parent_write))
         try:
-            await model_process._load(model, options)
+            return cls(process, await _reader(parent_read), await _writer(parent_write))
         except BaseException:
-            await model_process.stop()
+            process.kill()
             raise
-        return model_process
 
-    async def _load(self, model: str, options: dict[str, Any]) -> None:
+    async def load(self, model: str, options: dict[str, Any]) -> None:
+        """Load the model, which may take as long as it takes.
+
+        Raises:
+            ModelUnavailable: it cannot be loaded, and never will be.
+            OptionRefused: it could be, with other options.
+            ModelCrashed: the process ended while it loaded.
+        """
         self.send(Load(model, options))
         body = await self._heard.get()
         if body is None:

@@ -3,7 +3,7 @@
 lease loop    room in the engine -> leases -> model process; ends when the worker is told to stop
 pump          steps of the model process -> events and ends -> Redis, all that have come in one pipeline
 renew loop    leases kept alive, three times in their length
-deadlines     jobs stopped when their time has come
+stops         jobs stopped when they are cancelled or their time has come
 beat loop     a sign of life, with numbers
 listener      wake-ups and cancels, hints only
 
@@ -38,7 +38,6 @@ from worker.frames import Step, ToModel
 from worker.ledger import Ledger
 from worker.link import LONGEST_WAIT_S, SUBSCRIBED, Link
 from worker.model_process import ModelCrashed, ModelProcess
-from worker.rate import Rate
 from worker.restarts import Restarts
 from worker.waiting import cancel_all, first_of
 
@@ -78,14 +77,17 @@ class Worker:
         self._link = Link(queue)
         self._keys = queue.keys
         self._ledger = Ledger(self._link, self.id, self._to_model)
+        self._process: ModelProcess | None = None
+        """The model process that was started last; it may still load."""
         self._model: ModelProcess | None = None
+        """The one that serves."""
         self._lease_number = 0
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
         self._last_step = Step([], [], 0, 0, 0)
-        self._rate = Rate()
         self._figures = Figures()
         self._restarts = Restarts()
+        self._has_told_pause = False
 
     async def run(self) -> None:
         """Load, serve until told to stop (or, in a burst, until the queue is empty), hand back what is left.
@@ -100,7 +102,7 @@ class Worker:
         """
         leasing = asyncio.create_task(self._lease_loop())
         drained = asyncio.create_task(self._drain(leasing))
-        loops = [self._pump(), self._renew_loop(), self._ledger.stop_at_deadlines()]
+        loops = [self._pump(), self._renew_loop(), self._ledger.stop_in_time()]
         loops += [self._beat_loop(), self._listen()]
         tasks = [leasing, drained, *map(asyncio.create_task, loops)]
         try:
@@ -168,19 +170,15 @@ class Worker:
             log.warning("redis is away: %d leases lapse within %g s", len(self._ledger), lease_s)
         finally:
             await cancel_all(tasks)
-            if self._model is not None:
-                await self._model.stop()
+            if self._process is not None:
+                await self._process.stop()
         log.info("stopped")
 
     # -- the model process -------------------------------------------------------------------------------------
 
     async def _load_model(self) -> None:
         model = await self._start_model()
-        try:
-            await self._register(model)
-        except ModelMismatch:
-            await model.stop()
-            raise
+        await self._register(model)
         self._model = model
         self._ledger.model_name = model.fingerprint.name
         self._ledger.run_again()
@@ -215,8 +213,13 @@ class Worker:
         return await self._start_once()
 
     async def _start_once(self) -> ModelProcess:
+        """Whatever comes in between, `_leave` ends the process."""
         log.info("loading %s", self._settings.model)
-        return await ModelProcess.start(self._settings.model, self._settings.options)
+        if self._process is not None:
+            await self._process.stop()
+        self._process = await ModelProcess.start()
+        await self._process.load(self._settings.model, self._settings.options)
+        return self._process
 
     async def _pump(self) -> None:
         await self._load_model()
@@ -230,7 +233,6 @@ class Worker:
                 await self._replace_model(model, error)
                 continue
             self._last_step = steps[-1]
-            self._rate.note(self._last_step.output_tokens)
             for step in steps:
                 if step.counters is not None:
                     self._figures.note(step.counters)
@@ -254,7 +256,6 @@ class Worker:
         else:
             await self._ledger.hand_back_for_later()
         self._restarts.check(error)
-        self._rate = Rate()
         self._figures = Figures()
         await self._load_model()
 
@@ -287,8 +288,7 @@ class Worker:
                 reached("leased")
             await self._ledger.take(leased.leases)
             if self._settings.burst and asked > 0 and self._is_over(leased) and not self._stopping.is_set():
-                log.info("nothing is waiting, running or due")
-                self.stop()
+                await self._end_burst(leased.paused)
             if not leased.leases or len(leased.leases) < asked:
                 next_s = LOOK_AGAIN_S if leased.next_ms is None else leased.next_ms / 1000
                 timeout_s = min(LOOK_AGAIN_S, next_s)
@@ -305,9 +305,23 @@ class Worker:
         soon_s = max(self._settings.lease_s, self._ledger.retried_until - time.monotonic())
         return leased.next_ms is None or leased.next_ms > 1000 * soon_s
 
+    async def _end_burst(self, is_paused: bool) -> None:
+        """Stop, unless the queue has jobs and grants none since it is paused: these are waited for."""
+        client: Any = self._link.queue.client
+        jobs = is_paused and int(
+            await self._link.insist(lambda: client.hget(self._keys.meta, "entries")) or 0
+        )
+        if not jobs:
+            log.info("nothing is waiting, running or due")
+            self.stop()
+        elif not self._has_told_pause:
+            self._has_told_pause = True
+            log.warning("the queue is paused, jobs: %d; waiting for `millstream queue resume`", jobs)
+
     async def _lease(self, count: int) -> Leased:
         """Ask for jobs, waiting for a server that is away."""
         self._lease_number += 1
+        self._ledger.forget_hints()
         call = calls.lease(self._keys, self.id, self._lease_number, count, self._lease_ms)
         await self._let_owners_renew()
         try:
@@ -361,7 +375,6 @@ class Worker:
             "held": len(self._ledger),
             "slots": self._model.slots if self._model is not None else 0,
             "output_tokens": self._last_step.output_tokens,
-            "tokens_per_s": round(self._rate.per_second(), 1),
             "engine": dict(self._figures.now),
             "lately": self._figures.lately(),
         }
@@ -383,4 +396,4 @@ class Worker:
             self._ledger.room_made.set()
             await self._ledger.renew(self._lease_ms)
         elif hint.startswith("cancel:"):
-            await self._ledger.cancel(hint.removeprefix("cancel:"))
+            self._ledger.cancel(hint.removeprefix("cancel:"))

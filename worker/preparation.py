@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import pydantic
@@ -45,14 +45,22 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Unfit:
     """A job that cannot run here."""
 
     key: str
     error: RequestError
 
 
-Inbox = queue.SimpleQueue[Accepted | Refused | Drop]
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A suspect has come, and waits until the parent has been told so."""
+
+    key: str
+    told: threading.Event = field(default_factory=threading.Event)
+
+
+Inbox = queue.SimpleQueue[Accepted | Unfit | Drop | Arrived]
 
 
 class Preparation:
@@ -71,7 +79,7 @@ class Preparation:
     def run(self, run: Run) -> None:
         """Prepare a job; what comes of it lands in the inbox."""
         job = decode(run)
-        if isinstance(job, Refused):
+        if isinstance(job, Unfit):
             self._inbox.put(job)
             return
         with self._lock:
@@ -109,12 +117,12 @@ def may_take_long(run: Run, job: Job) -> bool:
     return compiles or bool(params.bad_words) or len(run.payload) > LONG_PAYLOAD
 
 
-def decode(run: Run) -> Job | Refused:
+def decode(run: Run) -> Job | Unfit:
     """The job of a payload."""
     return _guarded(run.key, lambda: read_plain(run.payload) or Job.decode(run.payload))
 
 
-def prepare(engine: EngineCore, run: Run, job: Job) -> Accepted | Refused:
+def prepare(engine: EngineCore, run: Run, job: Job) -> Accepted | Unfit:
     """Render, tokenize and compile one job; in the engine it goes by the pipe's key."""
 
     def accepted() -> Accepted:
@@ -127,18 +135,18 @@ def prepare(engine: EngineCore, run: Run, job: Job) -> Accepted | Refused:
     return _guarded(run.key, accepted)
 
 
-def _guarded(key: str, act: Callable[[], T]) -> T | Refused:
+def _guarded(key: str, act: Callable[[], T]) -> T | Unfit:
     """What comes of it, or why the job alone fails."""
     try:
         return act()
     except pydantic.ValidationError as error:
-        return Refused(key, RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)))
+        return Unfit(key, RequestError(ErrorCode.INVALID_REQUEST, describe_validation(error)))
     except RequestError as error:
-        return Refused(key, error)
+        return Unfit(key, error)
     except BaseException as error:  # whatever a template, a tokenizer or a library in Rust comes up with
         log.exception("job %s could not be prepared", key)
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        return Refused(key, RequestError(ErrorCode.ENGINE_ERROR, message))
+        return Unfit(key, RequestError(ErrorCode.ENGINE_ERROR, message))
 
 
 def written(run: Run, request: Request) -> tuple[Written, ...]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections import deque
 
 from broker.calls import Lease
-from worker.held import Held
+from engine.interface import DeviceLost
+from protocol import ErrorCode, JobError
+from worker.held import Held, Stop
+from worker.model_process import ModelCrashed
 
 ALONE_AFTER = 2
 """Crashes, or devices given up, that a job was at before it runs alone."""
@@ -52,3 +55,17 @@ class Quarantine:
             return None
         self.alone = self._waiting.popleft()
         return self.alone
+
+    def convicted(self, error: ModelCrashed | DeviceLost) -> tuple[Held, Stop] | None:
+        """Who is to end, and how, since the process has ended; None: nobody was alone, or it may be tried again."""
+        held = self.alone
+        if held is None or not held.may_be_to_blame:
+            return None
+        if isinstance(error, ModelCrashed):
+            times = held.lease.crashes + 1
+            message = f"the process that ran it died {times} times, the last time with this job alone"
+            return held, Stop("dead", JobError(code=ErrorCode.CRASHED_WORKER, message=message))
+        if held.has_retries:
+            return None
+        message = f"the device could not compute it, the last time with this job alone: {error}"
+        return held, Stop("failed", JobError(code=ErrorCode.DEVICE_ERROR, message=message))

@@ -28,12 +28,13 @@ class Attempt:
         self._engine = engine
         self._streamed = job.stream
         payload = job.encode()
-        self._held = Held(Lease(job.id, number, 0, len(log), 1_000, 2_000, payload), log)
+        self._held = Held(Lease(job.id, number, 0, len(log), 1_000, 2_000, payload), number)
+        self._held.go_on_after(log)
         (run,) = decode_to_model(encode([Run(self._held.key, payload, self._held.written)])[HEAD_BYTES:])
         assert isinstance(run, Run)
         inbox: Inbox = queue.SimpleQueue()
         Preparation(self._engine, inbox).run(run)
-        begun, refused = take_in(self._engine, inbox, wait=True)
+        _, begun, refused = take_in(self._engine, inbox, wait=True)
         assert refused == []
         self._held.begin(*begun)
 

@@ -20,7 +20,7 @@ from worker.child import take_in, to_piece
 from worker.frames import Run, Step, ToModel
 from worker.model_process import ModelCrashed
 from worker.parent import Worker, WorkerSettings
-from worker.preparation import Inbox, decode, prepare
+from worker.preparation import Arrived, Inbox, decode, prepare
 
 DEADLINE_S = 20.0
 
@@ -33,20 +33,24 @@ class InsideModel:
     pid = 0
     load_seconds = 0.0
 
-    def __init__(self, model: str) -> None:
-        self.engine = open_dry_run(model)
-        self.fingerprint = self.engine.fingerprint
-        self.slots = self.engine.max_num_seqs
+    def __init__(self) -> None:
         self.inbox: Inbox = queue.SimpleQueue()
         self.dies_of: Exception | None = None
         self._news = asyncio.Event()
 
     @classmethod
-    async def start(cls, model: str, options: dict[str, Any]) -> InsideModel:  # noqa: ARG003
-        return cls(model)
+    async def start(cls) -> InsideModel:
+        return cls()
+
+    async def load(self, model: str, options: dict[str, Any]) -> None:  # noqa: ARG002
+        self.engine = open_dry_run(model)
+        self.fingerprint = self.engine.fingerprint
+        self.slots = self.engine.max_num_seqs
 
     def send(self, frame: ToModel) -> None:
         if isinstance(frame, Run):
+            if frame.alone:
+                self.inbox.put(Arrived(frame.key))
             self.inbox.put(prepare(self.engine, frame, decode(frame)))  # type: ignore[arg-type]
         else:
             self.inbox.put(frame)  # type: ignore[arg-type]
@@ -62,15 +66,16 @@ class InsideModel:
             if self.dies_of is not None:
                 raise self.dies_of
             self._news.clear()
-            begun, refused = take_in(self.engine, self.inbox, wait=False)
+            arrived, begun, refused = take_in(self.engine, self.inbox, wait=False)
             pieces = refused
-            if not begun and not refused and self.engine.has_work():
+            if not arrived and not begun and not refused and self.engine.has_work():
                 await asyncio.sleep(self.step_s)
                 if self.dies_of is None:
                     pieces = [to_piece(delta) for delta in self.engine.step()]
-            if begun or pieces:
+            if arrived or begun or pieces:
                 stats = self.engine.stats()
-                return [Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens)]
+                keys = [one.key for one in arrived]
+                return [Step(begun, pieces, stats.running, stats.waiting, stats.output_tokens, None, keys)]
             if self.dies_of is None and not self.engine.has_work():
                 await self._news.wait()
 
@@ -98,9 +103,11 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
         await worker._link.queue.close()
 
 
-def inside(patch: pytest.MonkeyPatch, story: Callable[[], Awaitable[None]]) -> None:
+def inside(
+    patch: pytest.MonkeyPatch, story: Callable[[], Awaitable[None]], model: type[InsideModel] = InsideModel
+) -> None:
     """Tell a story in which workers have no model processes."""
-    patch.setattr("worker.parent.ModelProcess", InsideModel)
+    patch.setattr("worker.parent.ModelProcess", model)
 
     async def told() -> None:
         await asyncio.wait_for(story(), 3 * DEADLINE_S)

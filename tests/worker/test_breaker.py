@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from broker import calls
+from broker.calls import Handback
 from broker.queue import Queue
 from engine.interface import DeviceLost
 from tests.worker.harness import Workers, nothing_left, result, submit, until, words
-from tests.worker.inside import CRASH, enqueue, inside, make_worker, model_of, running
+from tests.worker.inside import CRASH, InsideModel, enqueue, inside, make_worker, model_of, running
 from tests.worker.inside import until as until_here
 from worker import backoff
+from worker.frames import ToModel
 from worker.restarts import MOST_CRASHES, MOST_DEVICES, ModelGivenUp, Restarts
 
 LOST = DeviceLost("CUDA error: an illegal memory access was encountered")
@@ -129,6 +131,47 @@ def test_a_crash_convicts_only_alone_and_the_device_never_as_poison(
     assert result(queue, "mate").text == words(30)
     assert "died 3 times, the last time with this job alone" in str(result(queue, "j").error)
     assert sum("job j attempt" in line and "runs alone" in line for line in caplog.messages) == 2
+    nothing_left(queue)
+
+
+class Deaf(InsideModel):
+    """A process that was killed: what it said before can still be read, and nothing reaches it."""
+
+    is_killed = False
+
+    def send(self, frame: ToModel) -> None:
+        if not self.is_killed:
+            super().send(frame)
+
+
+@pytest.mark.parametrize("dies_of", [CRASH, LOST])
+def test_a_suspect_sent_to_a_process_that_is_dying_is_not_to_blame(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, dies_of: Exception
+) -> None:
+    """Its neighbour's end is the dead process's last word, and makes it be alone. What killed it was before."""
+    enqueue(queue, "j", words(20))
+    for number in (1, 2):
+        (lease,) = queue.run(calls.lease(queue.keys, "earlier", number, 1, 30_000)).leases
+        queue.run(calls.release(queue.keys, "earlier", [Handback("j", lease.attempt, crashed=True)]))
+    enqueue(queue, "mate", words(20))
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        async with running(worker):
+            await until_here(lambda: queue.run(calls.look(queue.keys, "mate")).attempt == 1, "leased")
+            first = model_of(worker)
+            assert isinstance(first, Deaf)
+            first.is_killed = True
+            await until_here(lambda: worker._ledger._quarantine.alone is not None, "sent to nobody")
+            assert len(worker._ledger) == 1
+            first.die(dies_of)
+            await until_here(
+                lambda: queue.run(calls.look(queue.keys, "j")).state == "succeeded", "alone again"
+            )
+
+    inside(monkeypatch, story, Deaf)
+    assert result(queue, "j").text == words(20)
+    assert queue.client.hget(queue.keys.job("j"), "crashes") == b"2"
     nothing_left(queue)
 
 

@@ -107,11 +107,10 @@ def test_told_while_the_model_loads(
     workers: Workers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def loads_for_ever(*_: object) -> InsideModel:
+    async def loads_for_ever(*_: object) -> None:
         await asyncio.Event().wait()
-        raise AssertionError
 
-    monkeypatch.setattr(InsideModel, "start", loads_for_ever)
+    monkeypatch.setattr(InsideModel, "load", loads_for_ever)
 
     async def story() -> None:
         worker = make_worker(workers.url, grace_s=30)
@@ -205,7 +204,7 @@ def test_a_step_that_is_being_told_is_told_whole_before_the_rest_is_handed_back(
             await telling.wait()
             worker.stop_now()
             await task
-            made = len(model_of(worker).engine._running["1:long"].choices[0].answer)
+            made = len(model_of(worker).engine._running["1:long#1"].choices[0].answer)
             assert made == 5000
 
     inside(monkeypatch, story)
@@ -213,6 +212,36 @@ def test_a_step_that_is_being_told_is_told_whole_before_the_rest_is_handed_back(
     enqueue(queue, "after", "x")
     look = queue.run(calls.look(queue.keys, "long"))
     assert look.attempt == 1
+
+
+def test_a_renewal_that_meets_the_release_loses_nothing(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has released the job and the worker has not heard of it: the renewal's answer is no news."""
+
+    async def story() -> None:
+        worker = make_worker(workers.url)
+        enqueue(queue, "j", words(5000))
+        async with running(worker):
+            await until_here(lambda: logged(queue, "j") >= 2, "started")
+            run, released, may_hear = worker._link.queue.run, asyncio.Event(), asyncio.Event()
+
+            async def slow(call: Any) -> Any:
+                reply = await run(call)
+                if call.script.name == "release":
+                    released.set()
+                    await may_hear.wait()
+                return reply
+
+            monkeypatch.setattr(worker._link.queue, "run", slow)
+            worker.stop_now()
+            await released.wait()
+            await worker._ledger.renew(30_000)
+            may_hear.set()
+
+    inside(monkeypatch, story)
+    assert is_free(queue, "j")
+    assert not any("lease lost" in line for line in caplog.messages)
 
 
 def test_signals_while_nobody_answers_at_the_start(workers: Workers) -> None:

@@ -43,8 +43,8 @@ def test_a_job_that_is_cancelled_while_its_lease_is_on_its_way(
                 await heard.wait()
             return reply
 
-        async def note(job_id: str) -> None:
-            await cancel(job_id)
+        def note(job_id: str) -> None:
+            cancel(job_id)
             heard.set()
 
         monkeypatch.setattr(worker._link.queue, "run", slow)
@@ -77,3 +77,22 @@ def test_a_job_that_is_cancelled_while_its_worker_is_not_subscribed(
 
     inside(monkeypatch, story)
     stopped_at_once(queue)
+
+
+def test_a_wake_up_while_its_worker_is_not_subscribed(
+    queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for work once it hears again, not when it would have looked anyway."""
+    monkeypatch.setattr("worker.parent.LOOK_AGAIN_S", 60.0)
+
+    async def story() -> None:
+        async with running(make_worker(workers.url)):
+            client: Any = queue.client
+            await until(lambda: client.pubsub_numsub(queue.keys.control)[0][1] == 1, "it listens")
+            asked = queue.keys.meta
+            await until(lambda: client.hget(asked, "hungry") == b"1", "it has looked, in vain")
+            assert client.client_kill_filter(_type="pubsub") == 1
+            enqueue(queue, "j", words(3))
+            await until(lambda: queue.run(calls.look(queue.keys, "j")).state == "succeeded", "it runs")
+
+    inside(monkeypatch, story)

@@ -23,7 +23,6 @@ from protocol import (
     decode_event,
 )
 from tests.worker.harness import words
-from worker import rate as rate_module
 from worker.child import READ_AT_ONCE, Teller, flat, to_piece
 from worker.cli import parse_bytes
 from worker.frames import (
@@ -46,7 +45,6 @@ from worker.frames import (
 from worker.held import CHECKPOINT_TOKENS, Held
 from worker.link import Link
 from worker.model_process import READ_AHEAD, _read_frame, _reader
-from worker.rate import Rate
 
 
 def told(token_id: int) -> TokenLogprob:
@@ -143,7 +141,7 @@ def lease(logged: int = 0, attempt: int = 1) -> Lease:
 
 
 def held_with(*pieces: Piece, num_choices: int = 1, stream: bool = True) -> Held:
-    held = Held(lease())
+    held = Held(lease(), 1)
     held.begin(Begun(held.key, 3, num_choices, 5, stream))
     for piece in pieces:
         held.add(piece)
@@ -160,7 +158,8 @@ def test_events_are_numbered_on_from_the_log() -> None:
     seq, events = first.take_events()
     assert seq == 1
     assert not first.due()
-    second = Held(lease(logged=1, attempt=2), events)
+    second = Held(lease(logged=1, attempt=2), 2)
+    second.go_on_after(events)
     assert second.written == [([1], False)]
     second.add(Piece(second.key, 0, [2], "y", True, "stop"))
     seq, more = second.take_end("done")
@@ -216,7 +215,8 @@ def test_a_resumed_job_knows_everything_that_was_logged() -> None:
     )
     first_seq, events = first.take_events()
     assert (first_seq, len(events)) == (1, 2)
-    second = Held(lease(logged=2, attempt=2), events)
+    second = Held(lease(logged=2, attempt=2), 2)
+    second.go_on_after(events)
     second.begin(Begun(second.key, 3, 3, 5, False))
     assert second.written == [([1, 3], False), ([], False), ([2], True)]
     assert second.open_choices == 2
@@ -293,19 +293,6 @@ def test_the_link_does_not_wait_for_what_will_not_pass(error: redis.exceptions.R
     link = Link(FlakyQueue(error))  # type: ignore[arg-type]
     with pytest.raises(type(error)):
         asyncio.run(link.run("call"))  # type: ignore[arg-type]
-
-
-def test_the_rate_is_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(rate_module.time, "monotonic", lambda: now)
-    rate = Rate()
-    assert rate.per_second() == 0
-    for second in range(40):
-        now = float(second)
-        rate.note(second * 10)
-    assert rate.per_second() == pytest.approx(10)
-    now = 100.0
-    assert rate.per_second() == 0
 
 
 @pytest.mark.parametrize(

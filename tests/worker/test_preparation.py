@@ -12,7 +12,7 @@ from engine.dry_run import DryRequest, DryRunEngine, Options
 from protocol import ErrorCode, Job, SamplingParams
 from worker.child import take_in
 from worker.frames import Drop, Run
-from worker.preparation import LONG_PAYLOAD, THREADS, Accepted, Inbox, Preparation, Refused
+from worker.preparation import LONG_PAYLOAD, THREADS, Accepted, Inbox, Preparation, Unfit
 
 DEADLINE_S = 10.0
 
@@ -54,7 +54,7 @@ def run(job_id: str, prompt: str = "a b", slow: bool = False) -> Run:
     return Run(f"1:{job_id}", job.encode(), [])
 
 
-def key(item: Accepted | Refused | Drop) -> str:
+def key(item: Accepted | Unfit | Drop) -> str:
     return item.request.id if isinstance(item, Accepted) else item.key
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_is_dropped_and_comes_again(engine: Gated, inbox: Inbox) -> N
     engine.gate.set()
     assert [key(inbox.get(timeout=DEADLINE_S)) for _ in range(2)] == ["1:j", "2:j"]
     inbox.put(Drop("none"))
-    begun, refused = take_in(engine, inbox, wait=True)
+    _, begun, refused = take_in(engine, inbox, wait=True)
     assert (begun, refused) == ([], [])
     assert inbox.empty()
 
@@ -160,7 +160,7 @@ def test_whatever_a_job_does_to_its_preparation_it_fails_alone(
 ) -> None:
     Preparation(Fragile(error), inbox).run(run("j", slow=slow))
     refused = inbox.get(timeout=DEADLINE_S)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Unfit)
     assert (refused.key, refused.error.code) == ("1:j", ErrorCode.ENGINE_ERROR)
     assert refused.error.message == " ".join(f"{type(error).__name__}: {error}".split())
     assert "job 1:j" in caplog.text
@@ -169,5 +169,5 @@ def test_whatever_a_job_does_to_its_preparation_it_fails_alone(
 def test_a_payload_that_is_no_job_is_refused(engine: Gated, inbox: Inbox) -> None:
     Preparation(engine, inbox).run(Run("1:j", '{"id":"j"}', []))
     refused = inbox.get(timeout=DEADLINE_S)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Unfit)
     assert refused.error.code == ErrorCode.INVALID_REQUEST

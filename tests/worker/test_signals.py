@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from broker.queue import Queue
+from tests.processes import still_alive
 from tests.worker.harness import Workers, logged, result, submit, until, words
 
 
@@ -36,3 +37,15 @@ def test_a_signal_while_the_model_loads_is_the_workers_too(workers: Workers) -> 
     for process in (worker.model_process(), worker.process):
         process.send_signal(signal.SIGTERM)
     assert worker.wait(10) == 0
+
+
+@pytest.mark.long
+def test_a_model_process_that_hangs_while_it_loads_does_not_outlive_its_worker(workers: Workers) -> None:
+    """It does not notice that its pipe closes, so it is killed."""
+    worker = workers.start()
+    until(lambda: "loading" in worker.log, "its model process is started")
+    model_process = worker.model_process()
+    model_process.suspend()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(20) == 0
+    assert not still_alive([model_process], 5.0)

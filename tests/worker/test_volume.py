@@ -18,7 +18,7 @@ from protocol.volume import ALTERNATIVE_BYTES, LOGPROB_BYTES
 from tests.worker.harness import result, submit, watch
 from worker.frames import Begun, Piece, Run
 from worker.held import Held
-from worker.preparation import Refused, prepare
+from worker.preparation import Unfit, prepare
 from worker.volume import MOST_PROMPT_BYTES, check_volume
 
 
@@ -50,7 +50,7 @@ def test_more_than_can_be_told_is_refused(tokens: int, params: dict[str, Any], r
 def test_it_is_refused_before_it_runs() -> None:
     job = Job(id="j", prompt="w " * 50_000, params=SamplingParams(prompt_logprobs=20))
     refused = prepare(DryRunEngine("words", Options()), Run("1:j", b"", []), job)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Unfit)
     assert refused.error.code == ErrorCode.INVALID_REQUEST
 
 
@@ -72,7 +72,7 @@ def test_the_largest_that_is_let_through_reaches_a_watcher(queue: Queue) -> None
     watcher = threading.Thread(target=lambda: events.extend(watch(queue, "j")[1]))
     watcher.start()
     (lease,) = queue.run(calls.lease(queue.keys, "w", 1, 1, 600_000)).leases
-    held = Held(lease)
+    held = Held(lease, 1)
     held.begin(Begun(held.key, count + 1, 1, 0, True))
     held.add(Piece(held.key, 0, [1], "x", True, "length", prompt_logprobs=[None, *[place] * count]))
     stored = held.result("succeeded", "m", "w")
