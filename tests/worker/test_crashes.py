@@ -170,15 +170,22 @@ def test_a_slow_step_does_not(queue: Queue, workers: Workers) -> None:
 
 
 def test_a_long_job_is_never_taken_from_a_living_owner(queue: Queue, workers: Workers) -> None:
+    """Neither is one that waits behind it, though another worker is idle for longer than a lease lasts."""
     workers.start("--lease", "1", model="dry-run:words?delay=100ms&slots=1").ready()
-    submit(queue, "long", words(25))
+    submit(queue, "long", words(1000))
     submit(queue, "prefetched", words(2))
     until(lambda: logged(queue, "long") > 0, "started")
     workers.start("--lease", "1", model="dry-run:words?delay=100ms&slots=1").ready()
-    assert ended(queue, "long").attempt == 1
+    beside_from = logged(queue, "long")
+    until(lambda: logged(queue, "long") >= beside_from + 15, "1.5 s beside an idle worker")
+    looks = [queue.run(calls.look(queue.keys, name)) for name in ("long", "prefetched")]
+    assert [(look.state, look.attempt) for look in looks] == [("running", 1)] * 2
+    queue.run(calls.cancel(queue.keys, "long"))
+    assert (ended(queue, "long").state, ended(queue, "long").attempt) == ("cancelled", 1)
     assert ended(queue, "prefetched").attempt == 1
 
 
+@ON_BOTH_SERVERS
 def test_a_zombie_is_refused(queue: Queue, workers: Workers) -> None:
     """A worker that was stopped for longer than its lease wakes up, and may neither publish nor store."""
     zombie = workers.start("--lease", "1").ready()

@@ -212,15 +212,21 @@ def test_a_slow_server_slows_the_engine_and_fills_no_memory(tmp_path: Path) -> N
 def test_e04_a_long_job_and_its_neighbours_stay_with_an_owner_that_lives(
     queue: Queue, workers: Workers
 ) -> None:
-    """Eight steps of a second each under leases of 1.5 s, 20 jobs held beside it, an idle worker looking on."""
-    model = "dry-run:words?delay=1s&slots=20"
+    """Eight steps of a second each under leases of 1.5 s; beside it 79 jobs run and 20 wait in the engine: a worker
+    holds a quarter more than it has slots. An idle worker looks on.
+    """
+    model = "dry-run:words?delay=1s&slots=80"
     owner = workers.start("--lease", "1.5", model=model).ready()
+    queue.run(calls.pause(queue.keys, True))
     submit(queue, "j", words(8))
-    for number in range(20):
-        submit(queue, f"held{number}", words(2))
-    until(lambda: queue.run(calls.status(queue.keys)).running == 21, "all are held")
+    others = [f"held{number}" for number in range(99)]
+    for name in others:
+        submit(queue, name, words(2))
+    queue.run(calls.pause(queue.keys, False))
+    until(lambda: queue.run(calls.status(queue.keys)).running == 100, "all are held")
+    assert sum(logged(queue, name) > 0 for name in others) < 80, "20 wait in the engine"
     workers.start("--lease", "1.5", model=model).ready()
-    results = [ended(queue, name) for name in ("j", *(f"held{number}" for number in range(20)))]
+    results = [ended(queue, name) for name in ("j", *others)]
     assert {one.attempt for one in results} == {1}
     assert len({one.worker for one in results}) == 1
     assert owner.log.count("lease lost") == 0

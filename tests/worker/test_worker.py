@@ -15,6 +15,7 @@ from broker.queue import Queue
 from protocol import TerminalEvent, TokenEvent
 from tests.processes import still_alive
 from tests.worker.harness import (
+    ON_BOTH_SERVERS,
     WORDS,
     Workers,
     ended,
@@ -286,6 +287,7 @@ def test_heartbeats_tell_how_a_worker_does(queue: Queue, workers: Workers) -> No
     until(counted, "the engine's counters in a heartbeat")
 
 
+@ON_BOTH_SERVERS
 def test_a_cancel_that_meets_the_end_hits_nobody_else(queue: Queue, workers: Workers) -> None:
     workers.start(model="dry-run:words?slots=1")
     for number in range(60):
