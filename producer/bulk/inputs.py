@@ -11,14 +11,14 @@ A row's position is its file's number and its line in it; see `lines.position`.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from msgspec import structs
 
@@ -27,7 +27,7 @@ from producer.bulk.lines import BadRow, Line, RowFault, count_lines, file_and_li
 from producer.bulk.manifest import FileState
 from producer.bulk.packed import open_unpacked
 from producer.bulk.parquet_rows import MAGIC, count_parquet, open_parquet, read_parquet
-from producer.refusal import Refused
+from producer.refusal import Refused, first_line
 
 Format = Literal["jsonl", "csv", "parquet"]
 STDIN = "-"
@@ -209,12 +209,11 @@ def _readable(name: str) -> Path:
     try:
         with path.open("rb") as file:
             if not stat.S_ISREG(path.stat().st_mode):
-                raise Refused(f"{name} is no regular file")
+                raise Refused(f"{name} is not a regular file")
             if file.read(4) == b"PK\x03\x04":
                 raise Refused(f"{name} is zip: unpack it first")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise Refused(f"cannot read {name}: {why}") from None
+        raise Refused(f"cannot read {name}: {_why(error)}") from None
     return path.resolve()
 
 
@@ -256,16 +255,42 @@ def _copy_of(folder: Path, number: int) -> Path:
 
 def _copy(name: str, place: Path) -> Path:
     with place.open("wb") as copy:
-        if name == STDIN:
-            shutil.copyfileobj(sys.stdin.buffer, copy, _CHUNK)
-            return place
-        try:
-            import fsspec
-        except ModuleNotFoundError:
-            raise Refused(f"{name} is a URL: pip install 'millstream[files]'") from None
-        try:
-            with fsspec.open(name, "rb") as source:
-                shutil.copyfileobj(source, copy, _CHUNK)
-        except (OSError, ValueError, ImportError) as error:
-            raise Refused(f"cannot read {name}: {str(error).splitlines()[0]}") from None
+        for piece in _pieces_of(name):
+            try:
+                copy.write(piece)
+            except OSError as error:  # which names nothing
+                raise OSError(error.errno, error.strerror, str(place)) from None
     return place
+
+
+def _pieces_of(name: str) -> Iterator[bytes]:
+    """What standard input or a URL holds.
+
+    Raises:
+        Refused: it cannot be read. The libraries behind fsspec have faults of many classes, each its own.
+    """
+    try:
+        with _opened(name) as source:
+            yield from iter(lambda: source.read(_CHUNK), b"")
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"cannot read {name}: {_why(error)}") from None
+
+
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+    if name == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    try:
+        import fsspec
+    except ModuleNotFoundError:
+        raise Refused(f"{name} is a URL: pip install 'millstream[files]'") from None
+    opened: AbstractContextManager[BinaryIO] = fsspec.open(name, "rb")
+    return opened
+
+
+def _why(error: Exception) -> str:
+    """What is wrong, in a line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return "it is not there" if isinstance(error, FileNotFoundError) else first_line(error)

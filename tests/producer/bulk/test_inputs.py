@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import io
 import shutil
 import sys
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +19,7 @@ from producer.bulk.lines import position
 from producer.refusal import Refused
 from tests.producer.bulk.orders import read_rows, write_rows
 from tests.producer.bulk.reading import rows_of
+from tests.producer.bulk.test_full_disk import most_bytes_of_a_file
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program
 
@@ -99,6 +102,47 @@ def test_a_url_is_read(program: Program, url: str, tmp_path: Path) -> None:
         missing = program("generate", f"file://{tmp_path}/none.jsonl", "-o", tmp_path / "out2.jsonl")
         assert (missing.returncode, "cannot read file://" in missing.stderr) == (2, True)
     assert read_rows(tmp_path / "out.jsonl")[0]["completion"] == "by url"
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (RuntimeError("403, message='Forbidden'\nand more"), "403, message='Forbidden'"),
+        (TimeoutError(), "TimeoutError"),
+        (FileNotFoundError("memory://rows"), "it is not there"),
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (LookupError("\n \n"), "LookupError"),
+        (ImportError("Install s3fs to access S3"), "Install s3fs to access S3"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, marks=pytest.mark.long), True], ids=["opening", "reading"]
+)
+def test_whatever_goes_wrong_at_the_other_end_of_a_url_is_said_in_a_line(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, says: str, late: bool
+) -> None:
+    class Source(io.BytesIO):
+        def read(self, *_: object) -> bytes:
+            raise fault
+
+    def opened(*_: object) -> Source:
+        if not late:
+            raise fault
+        return Source()
+
+    monkeypatch.setattr(fsspec, "open", opened)
+    done = program("generate", "memory://rows", "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"cannot read memory://rows: {says}" in done.stderr
+
+
+def test_a_disk_too_full_for_the_copy_of_a_url_is_said_of_the_copy(program: Program, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}] * 1000)
+    with most_bytes_of_a_file(3000):
+        done = program("generate", f"file://{source}", "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert f"File too large: {tmp_path}/out.jsonl.run/input-0" in done.stderr
 
 
 @pytest.mark.parametrize(
