@@ -1,7 +1,7 @@
 """Output and errors of a batch as Parquet, in slices.
 
 types     of the columns that the inputs do not tell: all records are read once
-rows      a piece a slice, of whole row groups (growing_table.py)
+rows      a piece a slice, of whole row groups (growing_table.py); from the first one again where a type does not fit
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import write_durably
 from producer.bulk.parquet_output import (
     ANSWERS,
+    DoesNotFit,
     Kind,
     SourceRows,
     Table,
     Types,
+    arrow_faults,
     batched,
     columns_of,
     table_of,
@@ -72,13 +74,14 @@ class TableFile:
 
         Raises:
             OSError: the disk did not take it.
+            MillstreamError: Arrow cannot write such rows.
         """
         made = self._made()
         if made.whole:
             return True
-        table = self._table(made)
-        if table is None or not (made.complete or self._write_piece(made, table)):
-            return False
+        with arrow_faults():
+            if not self._write_rows(made):
+                return False
         complete(self.path, made.pieces, made.end)
         made.whole = True
         self._save(made)
@@ -109,11 +112,30 @@ class TableFile:
         made.types = base64.b64encode(types.schema.serialize()).decode()
         self._save(made)
 
-    def _write_piece(self, made: Made, table: Table) -> bool:
+    def _write_rows(self, made: Made) -> bool:
         """Write rows until all are written, or `go_on` says no (False)."""
+        while not made.complete:
+            table = self._table(made)
+            if table is None:
+                return False
+            try:
+                made.complete = self._write_piece(made, table)
+            except DoesNotFit as fault:
+                made.mixed = sorted({*made.mixed, fault.column})
+                made.place, made.pieces, made.end = START, 0, 0
+                self._save(made)
+                continue
+            made.pieces += 1
+            self._save(made)
+            if not made.complete:
+                return False
+        return True
+
+    def _write_piece(self, made: Made, table: Table) -> bool:
+        """Write a piece; whether it is the last."""
         with_source = columns_of(self.inputs) is not None
         source = None
-        made.complete = True
+        last = True
         due = time.monotonic() + PIECE_S
         with Piece(self.path, made.pieces, table.schema, made.end) as piece:
             for group in batched(self._mine(made.place)):
@@ -124,13 +146,11 @@ class TableFile:
                 made.place = group[-1][1]
                 if time.monotonic() >= due:
                     if not self.go_on():
-                        made.complete = False
+                        last = False
                         break
                     due = time.monotonic() + PIECE_S
             made.end = piece.end()
-        made.pieces += 1
-        self._save(made)
-        return made.complete
+        return last
 
     def _mine(self, place: Place) -> Iterator[tuple[Record, Place]]:
         return self.records(place, self.kind is ANSWERS)

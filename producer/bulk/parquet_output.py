@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,7 +20,8 @@ from producer.bulk.lines import file_and_line, position
 from producer.bulk.manifest import RowOrder
 from producer.bulk.parquet_rows import groups_after, open_parquet
 from producer.bulk.records import Record
-from producer.refusal import Refused
+from producer.refusal import Refused, first_line
+from protocol import MillstreamError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +40,22 @@ _ANSWER = {
     "completions": "string",
 }
 """Added to the columns of an answered row; `stop_reason` and `completions` hold JSON where they are no text."""
-_ERROR = {"file": "string", "line": "int64", "custom_id": "string", "code": "string", "message": "string"}
+_ERROR = {
+    "file": "string",
+    "line": "int64",
+    "custom_id": "string",
+    "error_code": "string",
+    "error_message": "string",
+}
+"""Before the columns of a row that failed. Inputs have `code` and `message` of their own, which stay beside these."""
+
+
+class DoesNotFit(Exception):
+    """A column has values that the type found for it cannot hold: it is to hold JSON, and the file begins anew."""
+
+    def __init__(self, column: str) -> None:
+        super().__init__(column)
+        self.column = column
 
 
 def is_parquet(output: Path) -> bool:
@@ -96,6 +113,7 @@ def write_answers(path: Path, records: Callable[[], Iterator[Record]], inputs: I
 
     Raises:
         OSError: the disk did not take them.
+        MillstreamError: Arrow cannot write such rows.
     """
     _write(path, records, inputs, ANSWERS)
 
@@ -103,28 +121,48 @@ def write_answers(path: Path, records: Callable[[], Iterator[Record]], inputs: I
 def write_errors(path: Path, records: Callable[[], Iterator[Record]], inputs: Inputs) -> None:
     """Write the error file: where a row stands and why it failed, then its columns.
 
-    Raises:
-        OSError: the disk did not take them.
+    Raises: as `write_answers`.
     """
     _write(path, records, inputs, ERRORS)
 
 
 def _write(path: Path, records: Callable[[], Iterator[Record]], inputs: Inputs, kind: Kind) -> None:
+    read = columns_of(inputs)
+    if read is not None:
+        table = kind.table(read)
+        _write_rows(path, records(), table, SourceRows(inputs, table))
+        return
+    types = Types(kind)
+    for batch in batched(records()):
+        types.take(batch)
+    while True:
+        try:
+            _write_rows(path, records(), types.table(), None)
+            return
+        except DoesNotFit as fault:
+            types.mixed.add(fault.column)
+
+
+def _write_rows(path: Path, records: Iterator[Record], table: Table, source: SourceRows | None) -> None:
     import pyarrow.parquet as pq
 
-    read = columns_of(inputs)
-    source = None
-    if read is None:
-        types = Types(kind)
-        for batch in batched(records()):
-            types.take(batch)
-        table = types.table()
-    else:
-        table = kind.table(read)
-        source = SourceRows(inputs, table)
-    with pq.ParquetWriter(path, table.schema) as writer:
-        for batch in batched(records()):
+    with arrow_faults(), pq.ParquetWriter(path, table.schema) as writer:
+        for batch in batched(records):
             writer.write_table(table_of(table, batch, source))
+
+
+@contextmanager
+def arrow_faults() -> Iterator[None]:
+    """Say in a line what Arrow cannot write, and what to do about it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise MillstreamError(
+            f"these rows cannot be written as Parquet: {first_line(error)}. What is answered is kept: "
+            "--format jsonl writes it"
+        ) from None
 
 
 def batched(items: Iterator[T]) -> Iterator[list[T]]:
@@ -138,6 +176,10 @@ def table_of(table: Table, records: Sequence[Record], source: SourceRows | None)
 
     Args:
         source: has the columns of the input, whose order the records follow; None: the records have them.
+
+    Raises:
+        DoesNotFit: a column that was read off the rows has to hold JSON.
+        MillstreamError: a fixed column cannot hold what a record says there, as one of another program's may.
     """
     import pyarrow as pa
 
@@ -145,17 +187,50 @@ def table_of(table: Table, records: Sequence[Record], source: SourceRows | None)
     read = source.take([record.line for record in records]) if source is not None else None
     arrays = []
     for field in table.schema:
-        if field.name in table.kind.fixed:
-            values = [_fixed(row.get(field.name), field.type) for row in rows]
-        elif read is not None:
+        is_fixed = field.name in table.kind.fixed
+        if read is not None and not is_fixed:
             arrays.append(read[field.name])
             continue
+        cells = [row.get(field.name) for row in rows]
+        if is_fixed:
+            arrays.append(_fixed(field, cells))
+        elif field.name in table.mixed:
+            arrays.append(pa.array([json.dumps(cell, ensure_ascii=False) for cell in cells], field.type))
         else:
-            as_text = field.name in table.mixed
-            cells = [row.get(field.name) for row in rows]
-            values = [json.dumps(cell, ensure_ascii=False) for cell in cells] if as_text else cells
-        arrays.append(pa.array(values, field.type))
+            arrays.append(_typed(field, cells))
     return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+def _typed(field: pa.Field, cells: list[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(cells, field.type)
+    except pa.ArrowException:  # whole numbers above 2^53 where another batch has fractions
+        raise DoesNotFit(field.name) from None
+
+
+def _fixed(field: pa.Field, cells: list[Any]) -> pa.Array:
+    """What is not text becomes JSON where text belongs."""
+    import pyarrow as pa
+
+    if pa.types.is_string(field.type):
+        cells = [
+            cell if cell is None or isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+            for cell in cells
+        ]
+    elif not all(cell is None or type(cell) is int for cell in cells):  # Arrow would cut 0.5 to 0
+        raise _unfit(field)
+    try:
+        return pa.array(cells, field.type)
+    except OverflowError:
+        raise _unfit(field) from None
+
+
+def _unfit(field: pa.Field) -> MillstreamError:
+    return MillstreamError(
+        f"a row's {field.name} is not of type {field.type}, as it is in Parquet: --format jsonl writes it"
+    )
 
 
 class Types:
@@ -197,14 +272,23 @@ class Types:
                 self._types[name] = pa.string()
 
     def table(self) -> Table:
-        """What the file will hold."""
+        """What the file will hold. Parquet has no object without members: a column with nothing else holds JSON."""
         import pyarrow as pa
 
+        mixed = self.mixed | {name for name, type in self._types.items() if _has_empty_object(type)}
         fields = [
-            pa.field(name, pa.string() if pa.types.is_null(type) else type)
+            pa.field(name, pa.string() if name in mixed or pa.types.is_null(type) else type)
             for name, type in self._types.items()
         ]
-        return self._kind.table(pa.schema(fields), self.mixed)
+        return self._kind.table(pa.schema(fields), mixed)
+
+
+def _has_empty_object(type: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(type) and type.num_fields == 0:
+        return True
+    return any(_has_empty_object(type.field(number).type) for number in range(type.num_fields))
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -280,17 +364,8 @@ def _answer(record: Record) -> dict[str, Any]:
 def _flat_error(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = json.loads(record.payload)
     error = row.pop("error")
-    return {**row, "code": error["code"], "message": error["message"]}
+    return {**row, "error_code": error["code"], "error_message": error["message"]}
 
 
 ANSWERS = Kind(_ANSWER, _answer)
 ERRORS = Kind(_ERROR, _flat_error)
-
-
-def _fixed(value: Any, kind: pa.DataType) -> Any:
-    """A value of a fixed column: what is no text becomes JSON where text belongs."""
-    import pyarrow as pa
-
-    if value is None or isinstance(value, str) or not pa.types.is_string(kind):
-        return value
-    return json.dumps(value, ensure_ascii=False)

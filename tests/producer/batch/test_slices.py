@@ -35,7 +35,9 @@ BAD = {"custom_id": "bad", "prompt": 3, "max_tokens": 4}
 
 
 def lines(folder: Path) -> list[Path]:
-    return [write_rows(folder / "in.jsonl", [BAD, *ROWS[:7], BAD, {**ROWS[7], "seed": 1, "x": [None, 2.5]}])]
+    first = {**ROWS[0], "big": 2**53 + 1, "none": {}}
+    last = {**ROWS[7], "seed": 1, "x": [None, 2.5], "big": 0.5, "none": None}
+    return [write_rows(folder / "in.jsonl", [BAD, first, *ROWS[1:7], BAD, last])]
 
 
 def mixed(folder: Path) -> list[Path]:

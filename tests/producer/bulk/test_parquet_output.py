@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
+from producer.bulk import parquet_output
+from producer.bulk.inputs import Input, Inputs
+from producer.bulk.parquet_output import write_answers, write_errors
+from producer.bulk.records import Record
+from protocol import MillstreamError
 from tests.producer.bulk.orders import write_rows
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program
@@ -71,13 +80,102 @@ def test_types_are_read_off_rows_that_may_not_agree(program: Program, url: str, 
         assert table["late"].to_pylist() == [None, 2.5]
         assert table["nested"].to_pylist() == [{"x": [1], "y": None}, {"x": None, "y": "z"}]
         errors = pq.read_table(tmp_path / "out.errors.parquet").to_pylist()
-        assert [(row["line"], row["code"], row["whole"]) for row in errors] == [(3, "invalid_request", 3)]
+        assert [(row["line"], row["error_code"], row["whole"]) for row in errors] == [
+            (3, "invalid_request", 3)
+        ]
 
         assert program(*command).returncode == 3  # done before, as it ended then
         write_rows(source, [*rows[:2], {"prompt": "c"}])
         assert program(*command).returncode == 0
         assert len(worker.answered) == 3
     assert pq.read_table(tmp_path / "out.parquet")["completion"].to_pylist() == ["a", "b", "c"]
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from([2**53 + 1, -(2**53) - 1, 2**63, 2**70 + 1, 0.5, 1e300, "", "a", "1"]),
+    lambda below: st.lists(below, max_size=2) | st.dictionaries(st.sampled_from("ab"), below, max_size=2),
+    max_leaves=4,
+)
+LINES = Inputs([Input("in.jsonl", None, "jsonl")])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.dictionaries(st.sampled_from("xy"), VALUES), min_size=1, max_size=4))
+@example([{"x": {}}, {"x": {}}])
+@example([{"x": [{"a": {}}]}, {"x": [{"a": {"b": 1}}]}])
+@example([{"x": [{"a": {}, "b": {}}]}, {"x": [{"a": {"b": 1}}]}])
+@example([{"x": 2**53 + 1}, {"x": 0.5}])
+@example([{"x": {"a": [0.5]}}, {"x": {"a": [-(2**53) - 1]}}, {"y": 1}])
+def test_whatever_rows_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+    path = tmp_path_factory.mktemp("rows") / "out.parquet"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_output, "AT_ONCE", 1)
+        write_answers(path, lambda: map(answered, rows), LINES)
+    read = pq.read_table(path).to_pylist()
+    for row, back in zip(rows, read, strict=True):
+        for name in "xy":
+            assert is_said(back.get(name), row.get(name)), (row, back)
+
+
+def answered(row: dict[str, Any]) -> Record:
+    return Record(1, "0" * 16, True, json.dumps({**row, "completion": "c"}).encode())
+
+
+def is_said(cell: Any, value: Any) -> bool:
+    """Whether a cell says a value: as it is, or as JSON; of an object members may be null that it does not have."""
+    return says(cell, value) or (isinstance(cell, str) and says(json.loads(cell), value))
+
+
+def says(cell: Any, value: Any) -> bool:
+    if isinstance(cell, dict) and isinstance(value, dict):
+        return set(value) <= set(cell) and all(says(cell[name], value.get(name)) for name in cell)
+    if isinstance(cell, list) and isinstance(value, list):
+        return len(cell) == len(value) and all(map(says, cell, value))
+    return bool(cell == value) and isinstance(cell, bool) == isinstance(value, bool)
+
+
+def test_a_row_keeps_what_it_calls_code_and_message(tmp_path: Path) -> None:
+    row = {"line": 7, "custom_id": None, "error": {"code": "invalid_request", "message": "no"}}
+    row |= {"code": "print()", "message": ["hi"]}
+    record = Record(7, "0" * 16, False, json.dumps(row).encode())
+    write_errors(tmp_path / "out.parquet", lambda: iter([record]), LINES)
+    (read,) = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert read["error_code"] == "invalid_request"
+    assert read["error_message"] == "no"
+    assert (read["code"], read["message"]) == ("print()", ["hi"])
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 0.5, "x", [1]])
+def test_an_answer_of_another_program_that_no_fixed_column_holds_is_said_so(
+    tmp_path: Path, seed: object
+) -> None:
+    record = Record(1, "0" * 16, True, json.dumps({"completion": "c", "seed": seed}).encode())
+    with pytest.raises(MillstreamError, match="seed is not of type uint64"):
+        write_answers(tmp_path / "out.parquet", lambda: iter([record]), LINES)
+
+
+def test_what_arrow_cannot_write_is_said_in_a_line(
+    program: Program, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> None:
+        raise pa.ArrowNotImplementedError("no such\nthing")
+
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    command = ("generate", source, "-o", tmp_path / "out.parquet")
+    with FakeWorker(url) as worker:
+        with monkeypatch.context() as patch:
+            patch.setattr(pq.ParquetWriter, "write_table", write)
+            done = program(*command)
+        assert done.returncode == 1
+        assert (
+            "cannot be written as Parquet: no such. What is answered is kept" in done.stderr.splitlines()[-1]
+        )
+        assert "Traceback" not in done.stderr
+        assert program(*command, "--format", "jsonl").returncode == 0
+        assert len(worker.answered) == 1
 
 
 def test_no_rows_make_files_without_rows(program: Program, tmp_path: Path) -> None:
@@ -99,7 +197,8 @@ def test_a_foreign_parquet_file_is_left_alone(program: Program, tmp_path: Path) 
 
 @pytest.mark.long
 def test_hugging_faces_datasets_loads_it(program: Program, url: str, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets  # takes seconds
+
     for source in ("F12.parquet", "F11.csv"):
         output = tmp_path / f"{source}.out.parquet"
         with FakeWorker(url):
