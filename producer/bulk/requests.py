@@ -20,6 +20,7 @@ from broker.submission import job_args
 from producer.bulk import openai
 from producer.bulk.lines import Row
 from producer.bulk.wording import Wording
+from producer.nesting import DEEPEST, deeper_than
 from producer.request import RENDERING, build_job, over
 from protocol import ErrorCode, Job, Message, RequestError, SamplingParams
 from protocol.job import CHAT_ONLY
@@ -30,6 +31,8 @@ SHORT = 1 << 16
 MOST_PATTERNS = 1000
 """Ways to ask that are remembered."""
 _SAMPLING = frozenset(SamplingParams.model_fields)
+_TEXTS = frozenset({"chat_template"})
+"""Parameters that are text whatever it looks like."""
 _TURN_BYTES = 64
 """What JSON adds to a turn's text."""
 _TURNS: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
@@ -154,7 +157,7 @@ class Requests:
         if row.kind == "typed":
             given, rendering, messages = map(_without_nulls, (given, rendering, messages))
         if row.kind == "text":
-            given = _values_of(given)
+            given, rendering = _values_of(given), _values_of(rendering)
         question, seed = _short(prompt, messages), given.pop("seed", None)
         if question is None or not _is_seed(seed):
             return Asked.of(
@@ -278,16 +281,17 @@ def _with_seed(given: Mapping[str, Any], seed: Any) -> dict[str, Any]:
 
 def _values_of(cells: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters in a table of text: what a cell says in JSON, else its text; an empty one says nothing."""
-    values = {}
-    for name, cell in cells.items():
-        if cell == "":
-            continue
-        try:
-            value = json.loads(cell)
-        except ValueError:
-            value = cell
-        values[name] = cell if name == "stop" and not isinstance(value, list) else value
-    return values
+    return {name: cell if name in _TEXTS else _value_of(name, cell) for name, cell in cells.items() if cell}
+
+
+def _value_of(name: str, cell: str) -> Any:
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        return cell
+    if name == "stop" and not isinstance(value, list):
+        return cell
+    return cell if deeper_than([value], DEEPEST) else value
 
 
 def _without_nulls(value: Any) -> Any:

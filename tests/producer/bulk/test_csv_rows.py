@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from producer.bulk.intake import ask
 from producer.bulk.lines import BadRow, Line, Row, parse
 from producer.bulk.requests import Requests
-from protocol import RequestError
+from producer.bulk.wording import Wording
+from protocol import Job, RequestError
 from tests.producer.bulk.orders import read_rows
 from tests.producer.bulk.reading import columns_of, rows_of
 from tests.producer.fake_worker import FakeWorker
@@ -62,3 +65,62 @@ def test_parameters_in_csv_are_read_as_numbers(tmp_path: Path) -> None:
     )
     with pytest.raises(RequestError, match="max_tokens"):
         requests.asked(bad)
+
+
+def jobs_of(path: Path, table: str) -> list[Job | BadRow]:
+    """What a table in which every row can be read asks."""
+    path.write_text(table)
+    requests = Requests("run", {}, None)
+    found = [ask(line, requests) for line in rows_of(path)]
+    return [one if isinstance(one, BadRow) else one.job for one in found]
+
+
+def test_what_says_how_text_becomes_tokens_is_read_as_parameters_are(tmp_path: Path) -> None:
+    table = io.StringIO()
+    rows = [
+        ("prompt", "add_special_tokens", "tools", "chat_template", "chat_template_kwargs"),
+        ("a", "false", "", "", ""),
+        ("b", "", "", "", ""),
+        ("c", "no", "", "", ""),
+    ]
+    csv.writer(table).writerows(rows)
+    unlike, like, bad = jobs_of(tmp_path / "in.csv", table.getvalue())
+    assert isinstance(unlike, Job)
+    assert isinstance(like, Job)
+    assert isinstance(bad, BadRow)
+    assert (unlike.add_special_tokens, like.add_special_tokens) == (False, True)
+    assert bad.message.startswith("add_special_tokens")
+
+
+def test_a_chat_in_a_table_has_tools_and_a_template_that_is_text(tmp_path: Path) -> None:
+    function = {"type": "function", "function": {"name": "f"}}
+    rows = [
+        {"q": "hi", "tools": json.dumps([function]), "chat_template": "1", "chat_template_kwargs": '{"x": 1}'}
+    ]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    (tmp_path / "in.csv").write_text(table.getvalue())
+    requests = Requests("run", {}, None, wording=Wording(prompt_column="q", chat=True))
+    (line,) = rows_of(tmp_path / "in.csv")
+    found = ask(line, requests)
+    assert not isinstance(found, BadRow)
+    assert found.job.tools == [function]
+    assert found.job.chat_template == "1"
+    assert found.job.chat_template_kwargs == {"x": 1}
+
+
+@pytest.mark.parametrize("depth", [50, 150, 900, 5000, 200_000])
+@pytest.mark.parametrize("closed", [True, False])
+def test_however_deep_a_cell_is_nested_it_costs_its_row_alone(
+    tmp_path: Path, depth: int, closed: bool
+) -> None:
+    cell = "[" * depth + "]" * depth * closed
+    nested, plain = jobs_of(tmp_path / "in.csv", f"prompt,logit_bias\na,{cell}\nb,\n")
+    assert isinstance(nested, BadRow)
+    assert "logit_bias" in nested.message
+    assert isinstance(plain, Job)
+    (text,) = jobs_of(tmp_path / "in.csv", f"prompt,stop\na,{'[' * 5000}\n")
+    assert isinstance(text, Job)
+    assert text.params.stop == ("[" * 5000,)

@@ -10,10 +10,10 @@ import pytest
 
 from producer.bulk.generate import generate
 from producer.bulk.interrupt import Interrupt
-from producer.bulk.lines import Line, parse
+from producer.bulk.lines import Line, Row, RowFault, parse
 from producer.bulk.manifest import Manifest
 from producer.bulk.openai_output import OpenAILines
-from producer.bulk.records import Record, of_result
+from producer.bulk.records import Record, of_bad_row, of_result
 from producer.bulk.wording import Wording
 from protocol import Choice, JobError, Result, Usage
 from tests.producer.bulk.orders import order, read_rows, write_rows
@@ -56,6 +56,15 @@ def told(token: str, *others: str) -> dict[str, Any]:
 def line(columns: dict[str, Any], *choices: Choice, **lines: Any) -> dict[str, Any]:
     written: dict[str, Any] = json.loads(lines_of(**lines).line(record(columns, choices=list(choices))))
     return written
+
+
+@pytest.mark.parametrize("code", RowFault)
+def test_whatever_is_wrong_with_a_row_is_a_bad_request(code: RowFault) -> None:
+    bad = of_bad_row(Row(7, "0" * 16, {"custom_id": "a"}).bad(code, "why"))
+    written = json.loads(lines_of().line(bad))
+    assert written["response"]["status_code"] == 400
+    assert written["response"]["body"]["error"]["code"] == code
+    assert written["error"] == {"code": code, "message": "why", "line": 7}
 
 
 def test_a_chat_is_what_the_endpoint_answers() -> None:
@@ -239,9 +248,10 @@ def test_it_goes_on_when_the_input_grows_and_may_be_written_otherwise(
 
 
 def test_openais_own_types_read_the_files(url: str, tmp_path: Path) -> None:
-    types = pytest.importorskip("openai.types", exc_type=ImportError)
-    chats = pytest.importorskip("openai.types.chat", exc_type=ImportError)
-    shared = pytest.importorskip("openai.types.shared", exc_type=ImportError)
+    from openai import types  # takes 0.7 s, in every process that collects tests
+    from openai.types import chat as chats
+    from openai.types import shared
+
     rows = [
         batch("plain", CHATS, messages=HI),
         batch("many", CHATS, messages=HI, n=3, logprobs=True, top_logprobs=2),
