@@ -10,6 +10,7 @@ import secrets
 
 import redis
 import rq
+from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.exceptions import NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
@@ -95,6 +96,20 @@ class Chain:
         except NoSuchJobError:
             return False
         return job.get_status() == JobStatus.QUEUED and self._line.get_job_position(job_id) is not None
+
+    def is_worked_on(self) -> bool:
+        """Whether a `batch-worker` or an `rq worker` runs for the line now.
+
+        RQ's list of workers keeps one that was killed for up to an hour. But each listens on a channel of its own for
+        as long as it is connected.
+
+        Raises:
+            redis.RedisError: RQ's server could not be reached.
+        """
+        keys = rq.Worker.all_keys(queue=self._line)
+        names = [key.removeprefix(rq.Worker.redis_worker_namespace_prefix) for key in keys]
+        heard = self._line.connection.pubsub_numsub(*(PUBSUB_CHANNEL_TEMPLATE % name for name in names))
+        return any(listeners for _, listeners in heard)
 
     def others_wait(self) -> bool:
         """Whether slices of other batches are in line."""

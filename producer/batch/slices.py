@@ -43,14 +43,14 @@ from producer.batch.stopping import stop_rows
 from producer.batch.sweeping import sweep
 from producer.batch.validating import validate
 from producer.reach import OUTAGE_S, Server, faults_in_one_line
-from producer.refusal import Refused
+from producer.refusal import Refused, first_line
 from protocol import MillstreamError, RequestError
 
 LONGEST_S = 60.0
 SHORTEST_S = 5.0
 """A slice makes room for other batches' slices after this long."""
 log = logging.getLogger("millstream.batch")
-leave = threading.Event()
+told_to_leave = threading.Event()
 """Set where the process is to end: the slice at work ends early."""
 
 
@@ -63,6 +63,10 @@ def work(queue: str, batch_id: str, number: int) -> None:
         except (MillstreamError, OSError) as error:
             log.warning("%s: slice %d stopped, and is tried again: %s", batch_id, number, error)
             _explain(held, batch_id, number, str(error))
+        except Exception as error:
+            log.exception("%s: slice %d met an unexpected error, and is tried again", batch_id, number)
+            kind = type(error).__name__
+            _explain(held, batch_id, number, f"{kind}: {first_line(error)} (more in the batch worker's log)")
         _sweep_in_turn(held, chain)
 
 
@@ -203,7 +207,7 @@ class Slice:
 
     def _has_time(self) -> bool:
         longest_s = SHORTEST_S if self.chain.others_wait() else LONGEST_S
-        return time.monotonic() - self.began < longest_s and not leave.is_set()
+        return time.monotonic() - self.began < longest_s and not told_to_leave.is_set()
 
     def _tell(self, batch: Batch, folder: Folder) -> None:
         url = folder.order().webhook

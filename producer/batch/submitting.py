@@ -21,7 +21,7 @@ from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
 from producer.bulk.parquet_output import check_parquet
 from producer.bulk.wording import Wording, named_columns
 from producer.refusal import Refused
-from producer.request import build_job
+from producer.request import check_defaults
 from protocol import MillstreamError
 
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
@@ -30,7 +30,7 @@ LONGEST_D = 3650
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BatchRequest:
     """What the command asked for."""
 
     inputs: Inputs
@@ -49,7 +49,7 @@ class Asked:
     webhook: str | None
 
 
-def submit(asked: Asked, queue: Queue, chain: Chain, dir: Path) -> str:
+def submit(asked: BatchRequest, queue: Queue, chain: Chain, dir: Path) -> str:
     """Submit a batch; its id.
 
     Raises:
@@ -58,7 +58,7 @@ def submit(asked: Asked, queue: Queue, chain: Chain, dir: Path) -> str:
         OSError: the folder cannot be written.
     """
     asked.wording.check()
-    build_job(None, [{"role": "user", "content": ""}], None, asked.defaults, "check", **asked.rendering)
+    check_defaults(asked.defaults, asked.rendering)
     seconds_of("--completion-window", asked.completion_window)
     seconds_of("--retention", asked.retention)
     if asked.webhook is not None:
@@ -130,7 +130,7 @@ def _copy(source: Path, copy: Path) -> None:
         raise MillstreamError(f"cannot copy {source} to {copy}: {error.strerror}") from None
 
 
-def _fill(folder: Folder, batch_id: str, asked: Asked, queue: str) -> None:
+def _fill(folder: Folder, batch_id: str, asked: BatchRequest, queue: str) -> None:
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     folder.path.mkdir(mode=0o700)
     copies = []

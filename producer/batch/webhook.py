@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -17,6 +18,8 @@ TIMEOUT_S = 10.0
 MOST_TRIES = 10
 FIRST_WAIT_S = 10
 LONGEST_WAIT_S = 3600
+_NOT_CARRIED = re.compile(r"[^!-~]")
+"""In the first line of a request of HTTP: what is not a visible character of ASCII."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -33,19 +36,21 @@ def check_url(url: str) -> None:
     """Refuse what no batch can be posted to.
 
     Raises:
-        Refused: it is no URL of a web server.
+        Refused: it is not a URL of a web server, or has characters that HTTP does not carry.
     """
     try:
         parts = urlsplit(url)
-        fit = (
-            parts.scheme in ("http", "https")
-            and bool(parts.hostname)
-            and (parts.port is None or parts.port > 0)
-        )
+        host, port = parts.hostname or "", parts.port
+        host.encode("idna")  # as the resolver does: no empty labels, none too long
     except ValueError:
-        fit = False
-    if not fit or parts.username is not None:
+        host, port = "", None
+    if not host or parts.scheme not in ("http", "https") or port == 0 or parts.username is not None:
         raise Refused("--webhook: give a URL such as https://example.org/hook, without user and password")
+    if _NOT_CARRIED.search(url):
+        raise Refused(
+            "--webhook: write characters beyond ASCII, and spaces, as a URL has them: gr%C3%BC%C3%9Fe for grüße in a "
+            "path, xn--... for a host"
+        )
 
 
 def post(url: str, batch: Batch) -> str | None:
@@ -66,7 +71,7 @@ def post(url: str, batch: Batch) -> str | None:
         return f"it answered {error.code}"
     except urllib.error.URLError as error:
         return f"it cannot be reached ({error.reason})"
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         return f"it cannot be reached ({type(error).__name__})"
 
 

@@ -16,7 +16,7 @@ from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
 from broker.queue import Queue
 from producer.batch.chain import Chain, rq_client, rq_queue_name
-from producer.batch.slices import leave
+from producer.batch.slices import told_to_leave
 from producer.batch.sweeping import sweep
 from producer.reach import OUTAGE_S, Server
 
@@ -30,7 +30,7 @@ class SliceWorker(rq.SimpleWorker):  # type: ignore[misc]  # rq is not checked
 
     def request_stop(self, signum: int, frame: Any) -> None:
         """The slice at work ends early, and the next one is another worker's."""
-        leave.set()
+        told_to_leave.set()
         super().request_stop(signum, frame)
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Bulk runs that go on without you. `millstream batch-worker` works on them.")
 
-BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.", callback=options.utf8)]
 RqUrl = Annotated[
     str | None,
     typer.Option(
@@ -89,22 +91,22 @@ def submit(
     as_json: options.AsJson = False,
 ) -> None:
     """Have rows answered while you are away; print the batch's id."""
-    format = one_of("--format", output_format, rows.OUTPUT_FORMATS) or "jsonl"
+    format = one_of("--format", output_format, rows.OUTPUT_FORMATS)
     import os
 
     from producer.batch import submitting
     from producer.batch.folder import default_dir
     from producer.bulk.inputs import find_inputs
 
-    asked = submitting.Asked(
+    asked = submitting.BatchRequest(
         inputs=find_inputs(sources, one_of("--input-format", input_format, rows.FORMATS)),
         format=format,
-        row_order=one_of("--order", row_order, rows.ROW_ORDERS) or "input",
+        row_order=one_of("--order", row_order, rows.ROW_ORDERS),
         defaults=sampling,
         rendering=rendering,
         wording=rows.wording(prompt_column, prompt_template, system, chat),
         id_column=id_column,
-        bad_ids=one_of("--bad-ids", bad_ids, rows.BAD_IDS) or "refuse",
+        bad_ids=one_of("--bad-ids", bad_ids, rows.BAD_IDS),
         model=model,
         window=window,
         plan=plan,
@@ -116,6 +118,7 @@ def submit(
         chain = _chain(held, server, rq_url)
         batch_id = submitting.submit(asked, held, chain, dir or default_dir(os.environ))
         _show_submitted(held, batch_id, as_json)
+        _note_if_alone(chain, queue)
 
 
 @group.command(cls=Panelled)
@@ -130,8 +133,10 @@ def resume(
     from producer.batch import submitting
 
     with _batches(redis_url, queue) as (held, server):
-        batch_id = submitting.resume(folder, held, _chain(held, server, rq_url))
+        chain = _chain(held, server, rq_url)
+        batch_id = submitting.resume(folder, held, chain)
         _show_submitted(held, batch_id, as_json)
+        _note_if_alone(chain, queue)
 
 
 @group.command("list", cls=Panelled)
@@ -252,9 +257,7 @@ def batch_worker(
     """Work on the batches of a queue until told to stop. It has no model; several may run."""
     import logging
 
-    level = logging.getLevelNamesMapping().get(log_level.upper())
-    if level is None:
-        raise typer.BadParameter(f"--log-level: give debug, info, warning or error, not {log_level!r}")
+    level = one_of("--log-level", log_level.lower(), LOG_LEVELS).upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     from producer.batch.worker import serve
 
@@ -309,17 +312,34 @@ def _found(queue: Queue, batch_id: str) -> Batch:
 
 
 def _wake(queue: Queue, server: Server, rq_url: str | None, found: Iterable[Batch]) -> None:
-    """Have all batches looked at by whoever works on them, where some of these wait for it and it is time."""
+    """Where some of these batches wait for whoever works on them: say so if nobody does, and have all batches looked
+    at if it is time.
+    """
     import redis
 
     from broker import batches
     from producer.refusal import Refused
 
     now = time.time()
-    if not any(batch.waits_at(now) for batch in found) or not batches.may_sweep(queue):
+    if not any(batch.waits_at(now) for batch in found):
         return
     with suppress(Refused, redis.RedisError):  # whoever asks how a batch stands need not reach RQ's server
-        _chain(queue, server, rq_url).put_look()
+        chain = _chain(queue, server, rq_url)
+        _note_if_alone(chain, queue.keys.queue)
+        if batches.may_sweep(queue):
+            chain.put_look()
+
+
+def _note_if_alone(chain: Chain, queue: str) -> None:
+    """Say so if nobody works on the batches of a queue."""
+    import redis
+
+    from producer.cli.screen import note
+
+    with suppress(redis.RedisError):
+        if not chain.is_worked_on():
+            command = "millstream batch-worker" + ("" if queue == "default" else f" --queue {queue}")
+            note(f"no batch worker works on queue {queue} yet: start `{command}`")
 
 
 def _show(batch: Batch, as_json: bool) -> None:

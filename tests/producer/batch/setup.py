@@ -54,7 +54,7 @@ class Bench:
         monkeypatch.setenv("MILLSTREAM_BATCH_DIR", str(folder / "batches"))
         monkeypatch.setattr(slices, "SHORTEST_S", 0.05)
         monkeypatch.setattr(batches, "may_sweep", lambda _: False)  # tests say when
-        slices.leave.clear()
+        slices.told_to_leave.clear()
         self.url = url
         self.folder = folder
         self.keys = Keys()
@@ -80,7 +80,7 @@ class Bench:
             "retention": "30d",
             "webhook": None,
         }
-        asked = submitting.Asked(**{**plain, **changes})
+        asked = submitting.BatchRequest(**{**plain, **changes})
         return submitting.submit(asked, self.queue, self.chain, self.folder / "batches")
 
     def go(self, batch_id: str, most: int = 1000) -> int:

@@ -107,6 +107,29 @@ def test_a_fault_is_shown_until_the_batch_goes_on(
     assert bench.show(batch_id).note == ""
 
 
+@pytest.mark.parametrize(
+    "at", ["run_rows", *(pytest.param(at, marks=pytest.mark.long) for at in ("validate", "finalise"))]
+)
+def test_what_nobody_expected_is_told_and_tried_again(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("what\nelse")
+
+    batch_id = bench.submit(write_rows(tmp_path / "in.jsonl", ROWS[:3]))
+    with FakeWorker(bench.url):
+        with monkeypatch.context() as patch:
+            patch.setattr(slices, at, fail)
+            bench.work()
+            assert bench.show(batch_id).note == "KeyError: 'what\\nelse' (more in the batch worker's log)"
+            assert not bench.show(batch_id).has_ended
+            assert bench.rq.keys("rq:job:*") == [], "RQ does not try by itself"
+        bench.sweep()
+        bench.work()
+    assert bench.status(batch_id) == "completed"
+    assert bench.show(batch_id).note == ""
+
+
 class Listener(http.server.BaseHTTPRequestHandler):
     """Refuses the first, and takes the rest."""
 
@@ -169,10 +192,27 @@ def test_the_webhook_is_given_up_after_some_tries(bench: Bench, tmp_path: Path, 
     assert "it cannot be reached" in bench.show(batch_id).note
 
 
-@pytest.mark.parametrize("hook", ["file:///etc/passwd", "http://", "hook", "http://u:p@host/", "http://h:x/"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        *("file:///etc/passwd", "http://", "hook", "http://u:p@host/", "http://h:x/", "http://h:0/"),
+        *(
+            "http://h/grüße",
+            "http://grüße.example/",
+            "http://h/?q=ü",
+            "http://h/a b",
+            "http://h/a\n",
+            "http://h/\x7f",
+        ),
+        *("http://a..b/", f"http://{'a' * 64}.example/"),
+    ],
+)
 def test_a_webhook_is_a_plain_url(bench: Bench, tmp_path: Path, hook: str) -> None:
     with pytest.raises(Refused, match="--webhook"):
         bench.submit(write_rows(tmp_path / "in.jsonl", []), webhook=hook)
+    batch = bench.show(bench.submit(tmp_path / "in.jsonl"))
+    if hook.startswith("http://h/"):  # as one that an earlier version took
+        assert "it cannot be reached" in str(webhook.post(hook.replace("//h/", "//127.0.0.1:1/"), batch))
 
 
 def test_past_its_retention_nothing_of_a_batch_is_left(bench: Bench, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.producer.bulk.orders import run, write_rows
 from tests.producer.bulk.processes import wait_for
 from tests.producer.bulk.test_interrupted import slowly
 from tests.producer.fake_worker import FakeWorker
+from tests.producer.program import Program
 from tests.servers import ValkeyServer
 from tests.worker.harness import Workers
 
@@ -36,6 +37,28 @@ def fork(url: str) -> int:
         finally:
             os._exit(1)
     return child
+
+
+def test_whether_a_batch_worker_works_is_known_at_once(
+    bench: Bench, program: Program, tmp_path: Path
+) -> None:
+    alone = "no batch worker works on queue default yet: start `millstream batch-worker`"
+    source = write_rows(tmp_path / "in.jsonl", [])
+    submitted = program("batch", "submit", source)
+    batch_id = submitted.stdout.strip()
+    verbs = [("status", batch_id), ("status", batch_id, "--json"), ("list",)]
+    assert alone in submitted.stderr
+    assert all(alone in program("batch", *verb).stderr for verb in verbs)
+    child = fork(bench.url)
+    try:
+        assert wait_for(lambda: bench.show(batch_id).has_ended, 30)
+        assert bench.chain.is_worked_on()
+        assert alone not in program("batch", "submit", source).stderr
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert wait_for(lambda: not bench.chain.is_worked_on(), 10), "though RQ still lists it"
+    assert alone not in program("batch", "status", batch_id).stderr, "it has ended"
 
 
 @pytest.mark.long

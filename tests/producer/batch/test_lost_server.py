@@ -43,7 +43,7 @@ def test_wherever_the_server_loses_everything_the_batch_is_gone_on_with(
     assert (resumed.returncode, resumed.stdout.strip()) == (0, batch_id), resumed.stderr
     again = program("batch", "resume", folder)
     assert (again.returncode, batch_id in again.stderr) == (2, True)
-    assert program("batch", "list").stderr == ""
+    assert "resume" not in program("batch", "list").stderr
     with FakeWorker(bench.url) as worker:
         bench.go(batch_id)
     assert len(worker.answered) == (0 if slices_before == 1000 else len(set(worker.answered)))
