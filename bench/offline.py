@@ -91,7 +91,7 @@ def _options() -> argparse.Namespace:
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows: give 1 or more")
     return int(text)
 
 

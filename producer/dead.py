@@ -160,7 +160,7 @@ def requeue_call(keys: Keys, letter: DeadLetter) -> tuple[Call[Requeued], str]:
     """
     if letter.reason == "not_a_job":
         raise WrongState(
-            f"dead letter {letter.letter} is no job (not_a_job): it can be shown and purged alone"
+            f"dead letter {letter.letter} is not a job (not_a_job): it can only be shown and purged"
         )
     if letter.reason == "lost_payload":
         raise WrongState(

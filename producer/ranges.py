@@ -42,7 +42,7 @@ def _describe(item: Any) -> str | None:
     if name not in SamplingParams.model_fields or (name == "response_format" and inside):
         return None
     if inside and inside[-1] == "[key]":
-        return f"{name}: give {allowed(name)}; {_shown(item['input'])} is no token id"
+        return f"{name}: give {allowed(name)}; {_shown(item['input'])} is not a token id"
     if inside and not str(inside[0]).startswith(("constrained-", "bool")):  # not a branch of int | bool
         return f"{name}.{inside[0]}: give {_words(_inner(_schema(name)))}, not {_shown(item['input'])}"
     return f"{name}: give {allowed(name)}, not {_shown(item['input'])}"

@@ -141,7 +141,7 @@ def json_of(option: str, text: str) -> Any:
     """What a flag's JSON says; `@FILE` reads it from a file.
 
     Raises:
-        typer.BadParameter: it is no JSON, or the file cannot be read.
+        typer.BadParameter: it is not JSON, or the file cannot be read.
     """
     if text.startswith("@"):
         return json_in(option, Path(text[1:]))
@@ -155,7 +155,7 @@ def json_in(option: str, path: Path) -> Any:
     """What a JSON file says.
 
     Raises:
-        typer.BadParameter: it cannot be read, or is no JSON.
+        typer.BadParameter: it cannot be read, or is not JSON.
     """
     try:
         return json.loads(text_in(option, path))
@@ -167,7 +167,7 @@ def text_in(option: str, path: Path) -> str:
     """The text of a file.
 
     Raises:
-        typer.BadParameter: it cannot be read, or is no UTF-8.
+        typer.BadParameter: it cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text("utf-8")

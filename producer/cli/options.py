@@ -26,7 +26,7 @@ def moment(option: str, text: str | None) -> float | None:
     """Seconds since the epoch, as such or as a date and time.
 
     Raises:
-        typer.BadParameter: it is no moment, or leaves open which.
+        typer.BadParameter: it is not a time, or leaves open which.
     """
     if text is None:
         return None
@@ -37,7 +37,7 @@ def moment(option: str, text: str | None) -> float | None:
             given = datetime.fromisoformat(text)
         except ValueError:
             raise typer.BadParameter(
-                f"{option}: {text!r} is no moment: give 2030-01-31T08:00Z, or seconds since 1970"
+                f"{option}: {text!r} is not a time: give 2030-01-31T08:00Z, or seconds since 1970"
             ) from None
         if given.tzinfo is None:
             raise typer.BadParameter(
@@ -48,7 +48,7 @@ def moment(option: str, text: str | None) -> float | None:
 
     if not 0 <= value <= LATEST_S:
         raise typer.BadParameter(
-            f"{option}: {text!r} is no moment: give seconds since 1970, from 0 to {LATEST_S:,}"
+            f"{option}: {text!r} is not a time: give seconds since 1970, from 0 to {LATEST_S:,}"
         )
     return value
 
@@ -96,6 +96,6 @@ def seconds(value: float | None) -> float | None:
 
     if not 0 <= value <= LONGEST_S:
         raise typer.BadParameter(
-            f"{value} is no time to wait: give seconds from 0 to {LONGEST_S:,} (100 years)"
+            f"{value} is not a time to wait: give seconds from 0 to {LONGEST_S:,} (100 years)"
         )
     return value

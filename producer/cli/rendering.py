@@ -13,7 +13,7 @@ from producer.cli.flags import Flag, json_in, json_of, text_in
 def _tools(path: Path) -> list[Any]:
     tools = json_in("--tools", path)
     if not isinstance(tools, list):
-        raise typer.BadParameter(f"--tools {path}: it holds no list of tools")
+        raise typer.BadParameter(f"--tools {path}: it does not hold a list of tools")
     return tools
 
 

@@ -133,7 +133,7 @@ def _check_for_a_prompt(rendering: Given) -> None:
 def _read_messages(path: Path) -> list[Any]:
     turns = json_of("--messages -", _read_stdin()) if str(path) == "-" else json_in("--messages", path)
     if not isinstance(turns, list):
-        raise typer.BadParameter(f"--messages {path}: it holds no list of messages")
+        raise typer.BadParameter(f"--messages {path}: it does not hold a list of messages")
     return turns
 
 
@@ -141,4 +141,4 @@ def _read_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"stdin is no UTF-8: {error}") from None
+        raise typer.BadParameter(f"stdin is not UTF-8: {error}") from None

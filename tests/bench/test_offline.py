@@ -166,7 +166,7 @@ def test_no_rows_are_no_work(
     with pytest.raises(SystemExit) as end:
         offline.main()
     assert end.value.code == 2
-    assert f"argument {flags[0]}: '{flags[-1]}' is no number of rows" in capsys.readouterr().err
+    assert f"argument {flags[0]}: '{flags[-1]}' is not a number of rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

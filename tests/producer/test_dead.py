@@ -56,7 +56,7 @@ def test_what_cannot_be_requeued_says_why(url: str) -> None:
     with Client(url) as client:
         foreign(client)
         by_reason = {letter.reason: letter.letter for letter in client.dead.list()}
-        with pytest.raises(WrongState, match="is no job"):
+        with pytest.raises(WrongState, match="is not a job"):
             client.dead.requeue(by_reason["not_a_job"])
         with pytest.raises(WrongState, match="the payload of job lost is lost; submit the job again"):
             client.dead.requeue(by_reason["lost_payload"])
@@ -213,7 +213,7 @@ def test_submit_takes_times_and_retries(program: Program, url: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (("--not-before", "soon"), "is no moment"),
+        (("--not-before", "soon"), "is not a time"),
         (("--not-before", "2100-01-31T08:00"), "no time zone"),
         (("--deadline", "-5"), "-5"),
         (("--delay", "1", "--not-before", "4105062000"), "give one of not_before and delay_s"),

@@ -129,7 +129,7 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str) -> None:
         assert "\n" not in said
         if name != "response_format" and said != "top_logprobs goes with logprobs: true":
             assert ": give " in said, said
-            assert ", not " in said or "is no token id" in said, said
+            assert ", not " in said or "is not a token id" in said, said
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str) -> None:
         ({"logit_bias": {"5": 500}}, "logit_bias.5: give a number from -100 to 100, not 500"),
         (
             {"logit_bias": {"the": 1}},
-            'logit_bias: give an object of token ids and numbers from -100 to 100; "the" is no token id',
+            'logit_bias: give an object of token ids and numbers from -100 to 100; "the" is not a token id',
         ),
         ({"logprobs": 99}, "logprobs: give a whole number from 0 to 20, or true or false, not 99"),
         ({"max_token": 5}, "max_token: no such parameter; is max_tokens meant?"),
