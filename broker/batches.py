@@ -143,7 +143,7 @@ def show(queue: Queue, batch_id: str) -> Batch | None:
 def show_all(queue: Queue) -> list[Batch]:
     """Every batch of a queue, the newest first."""
     client: Any = queue.client
-    ids = [raw.decode() for raw in client.zrevrange(queue.keys.batches, 0, -1)]
+    ids = [raw.decode() for raw in reversed(client.zrange(queue.keys.batches, 0, -1))]
     with client.pipeline(transaction=False) as pipe:
         for batch_id in ids:
             pipe.hgetall(queue.keys.batch(batch_id))
@@ -167,7 +167,7 @@ def may_sweep(queue: Queue) -> bool:
 def forget(queue: Queue, batch_id: str) -> None:
     """Delete what the server knows of a batch."""
     client: Any = queue.client
-    with client.pipeline() as pipe:
+    with client.pipeline(transaction=False) as pipe:
         pipe.delete(queue.keys.batch(batch_id))
         pipe.zrem(queue.keys.batches, batch_id)
         pipe.execute()

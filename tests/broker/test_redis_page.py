@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import redis
 import redis.exceptions
 
-from broker import calls
+from broker import batches, calls
 from broker.completions import Completions
 from broker.connection import connect, wait_until_ready
 from broker.dead_letters import dead_list
@@ -24,7 +26,9 @@ from producer.bulk.stale import cancel_stale
 from producer.client import Client
 from protocol import Fingerprint
 from tests.broker.steps import Worker, finish_call, job, tokens
+from tests.producer.program import Done, Program
 from tests.servers import KINDS, RealServer, require
+from tests.worker.harness import Workers
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "redis.md"
@@ -34,7 +38,7 @@ PLAIN = {
     "worker": {"ping", "info", "exists", "eval", "evalsha", "lrange", "hdel", "subscribe"},
     "producer": {
         *("ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"),
-        *("xread", "del", "scan", "hget", "hsetnx"),
+        *("xread", "del", "scan", "hget", "hsetnx", "hgetall", "zrange", "zrem", "set", "time"),
     },
     "watcher": {"ping", "info", "exists", "eval", "evalsha", "lrange", "subscribe"},
 }
@@ -45,6 +49,9 @@ SCRIPTS = {
     - {*SHARED, "register", "heartbeat", "lease", "renew", "publish", "finish", "release"},
     "watcher": {"look"},
 }
+
+
+BATCH = {"folder": "", "output": "", "error_file": "", "input": "", "window": "1m", "retention_s": 1}
 
 
 def rules() -> dict[str, list[str]]:
@@ -128,8 +135,80 @@ def test_each_role_does_its_part_with_its_rule(guarded: RealServer, tmp_path: Pa
         produce.run(call)
     assert produce.run(dead_list(keys, 10)) == []
     completions.end()
+    assert produce.run(batches.submit(keys, "b", 60, BATCH))
+    assert batches.show(produce, "b") == batches.show_all(produce)[0]
+    assert batches.may_sweep(produce)
+    assert batches.server_time(produce) > 0
+    batches.forget(produce, "b")
+    assert batches.show_all(produce) == []
     for queue in queues.values():
         queue.close()
+
+
+@pytest.mark.long
+def test_worker_client_bulk_run_and_batch_work_with_the_rules(
+    guarded: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The programs themselves, as these users. The server's own log of refusals has what anybody would swallow."""
+    url = as_user(guarded, "producer")
+    run = Program(url, monkeypatch, capsys)
+    monkeypatch.setenv("MILLSTREAM_RQ_URL", as_user(guarded, "rq"))
+    monkeypatch.setenv("MILLSTREAM_BATCH_DIR", str(tmp_path / "batches"))
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(f'{{"prompt": "row {number}"}}\n' for number in range(20)))
+    workers = Workers(as_user(guarded, "worker"), tmp_path)
+    with Client(url) as client, Client(as_user(guarded, "watcher")) as watcher, closing(workers):
+        worker = workers.start("--lease", "1").ready()
+        use(client, watcher)
+        worker.model_process().kill()
+        assert client.submit("again").result(timeout=20.0).text == "again"
+        steps: list[tuple[object, ...]] = [
+            ("generate", source, "-o", tmp_path / "out.jsonl"),
+            ("submit", "a b c", "--stream"),
+            ("status",),
+            ("queue", "limits"),
+            ("queue", "pause"),
+            ("queue", "resume"),
+            ("queue", "weight", "t", "2"),
+            ("queue", "clear", "--running", "--yes"),
+            ("dead", "list"),
+            ("dead", "purge", "--all"),
+            ("batch", "submit", source),
+            ("batch-worker", "--burst"),
+            ("batch", "list"),
+        ]
+        said = {step[:2]: succeed(run(*step)) for step in steps}
+        batch = said["batch", "submit"].strip()
+        for step in [("status", batch), ("fetch", batch, "-o", tmp_path / "fetched.jsonl")]:
+            assert "completed" in succeed(run("batch", *step)) or step[0] == "fetch"
+        assert (tmp_path / "fetched.jsonl").read_text() == (tmp_path / "out.jsonl").read_text()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    with redis.Redis.from_url(guarded.url, decode_responses=True) as admin:
+        refusals = [(one["username"], one["object"]) for one in admin.acl_log()]
+    assert [one for one in refusals if one[1] != "client|setinfo"] == []
+
+
+def use(client: Client, watcher: Client) -> None:
+    """What the library does: every kind of end, seen by both."""
+    done, late, cancelled = (
+        client.submit("a b c"),
+        client.submit("late", delay_s=0.2),
+        client.submit("x " * 1000),
+    )
+    assert "".join(watcher.job(done.id).text_stream()) == "a b c"
+    assert late.result(timeout=20.0).state == "succeeded"
+    next(cancelled.text_stream())
+    cancelled.cancel()
+    assert watcher.job(cancelled.id).result(timeout=20.0).state == "cancelled"
+    assert client.submit("x " * 1000, deadline_in_s=0.3).result(timeout=20.0).state == "expired"
+    many = client.submit_many([job(f"m{number}", prompt=f"p{number}") for number in range(5)])
+    assert [one.result(timeout=20.0).text for one in many] == [f"p{number}" for number in range(5)]
+
+
+def succeed(done: Done) -> str:
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
