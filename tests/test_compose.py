@@ -109,6 +109,16 @@ def test_who_starts_when() -> None:
     assert card["count"] == 1, "a worker uses one, so others must not be kept from theirs"
 
 
+def test_the_gpus_worker_is_the_cpus_with_another_image_and_a_card() -> None:
+    """So what one of them does when it runs the other one does as well."""
+    cpu, gpu = SERVICES["worker"], SERVICES["worker-gpu"]
+    differing = {key for key in cpu | gpu if cpu.get(key) != gpu.get(key)}
+    assert differing == {"image", "build", "profiles", "deploy"}
+    assert {key for key in cpu["build"] | gpu["build"] if cpu["build"].get(key) != gpu["build"].get(key)} == {
+        "args"
+    }
+
+
 def test_nothing_is_published_beyond_this_machine() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert ports, "the queue is reachable from the host"
@@ -283,9 +293,8 @@ def test_redis_keeps_what_it_accepted(project: Project) -> None:
     assert int(settings["maxmemory"]) > 0
 
 
-@pytest.mark.parametrize("worker", ["worker", "worker-gpu"])
-def test_a_job_goes_from_producer_through_worker_and_back(project: Project, worker: str) -> None:
-    with project.running(worker):
+def test_a_job_goes_from_producer_through_worker_and_back(project: Project) -> None:
+    with project.running("worker"):
         asked = project.run("producer")
     assert asked.returncode == 0, asked.stderr
     assert "What is the capital of France?" in asked.stdout

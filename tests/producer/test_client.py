@@ -105,7 +105,7 @@ def test_the_same_id_is_the_same_job_or_a_conflict(server: RealServer) -> None:
 
 @pytest.mark.parametrize("server", ["valkey", pytest.param("redis", marks=pytest.mark.long)], indirect=True)
 def test_many_jobs_go_in_order(server: RealServer) -> None:
-    jobs = [Job(id=f"j{number}", prompt=str(number)) for number in range(1203)]
+    jobs = [Job(id=f"j{number}", prompt=str(number)) for number in range(603)]
     with Client(server.url) as client, FakeWorker(server.url, answer=refuse_three) as worker:
         handles = client.submit_many(iter(jobs))
         results = [handle.result(timeout=20) for handle in handles]
