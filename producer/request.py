@@ -40,8 +40,8 @@ LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 SUBMIT_AT_ONCE = 500
 """Jobs in one pipeline."""
 SUBMIT_BYTES_AT_ONCE = 4 << 20
-"""Bytes of their payloads; the largest job has as many. An asyncio connection of redis-py has one timeout of 15 s for
-all that a pipeline sends: 500 jobs of 100 KB would never arrive over 25 Mbit/s, however often they were sent.
+"""Bytes of their payloads; the largest job has as many. What fails on the way is sent again from the pipeline's
+beginning, so over a slow line 500 jobs of 100 KB would hardly ever arrive.
 """
 
 RENDERING = CHAT_ONLY | {"add_special_tokens", "split_special_tokens"}
