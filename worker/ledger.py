@@ -138,10 +138,11 @@ class Ledger:
             if held not in self._quarantine:
                 self._run(held)
 
-    def _run(self, held: Held, alone: bool = False) -> None:
+    def _run(self, held: Held) -> None:
         """Send a job to the model process. A suspect is to blame once it has arrived: the process may be dying
         already, and the ends of its neighbours, which made it be alone, its last words.
         """
+        alone = held is self._quarantine.alone
         if self._to_model(Run(held.key, held.lease.payload, held.written, alone)):
             held.sent_at = time.monotonic()
             held.may_be_to_blame = not alone
@@ -151,7 +152,7 @@ class Ledger:
         held = self._quarantine.next(len(self._held) + len(self._taking))
         if held is not None:
             log.warning("job %s attempt %d: runs alone", held.id, held.attempt)
-            self._run(held, alone=True)
+            self._run(held)
 
     # -- telling -----------------------------------------------------------------------------------------------
 
