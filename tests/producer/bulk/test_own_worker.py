@@ -76,12 +76,14 @@ def generate(folder: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_flag_that_the_worker_refuses_is_one_line_and_wrong_usage(tmp_path: Path) -> None:
-    write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    code, errors = generate(tmp_path, "--worker-flags", "--kv-dtype float3")
-    assert code == 2
-    assert "cannot be started so: --kv-dtype 'float3' is none of auto" in errors.splitlines()[-1]
-    assert "Traceback" not in errors
+def test_a_flag_that_the_worker_refuses_is_one_line_and_wrong_usage(program: Program, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    command = ("generate", source, "-o", tmp_path / "out.jsonl", "--model", "dry-run:echo")
+    alone = {"REDIS_URL": "", "MILLSTREAM_STATE": str(tmp_path / "state"), "MILLSTREAM_BROKER_IDLE_S": "2"}
+    done = program(*command, "--worker-flags", "--kv-dtype float3", **alone)
+    assert done.returncode == 2
+    assert "cannot be started so: --kv-dtype 'float3' is none of auto" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def ended(model: str, flags: str, url: str, folder: Path) -> MillstreamError:
