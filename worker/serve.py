@@ -52,6 +52,7 @@ def look_for(settings: WorkerSettings) -> None:
 
     Raises:
         ModelUnavailable: there is no such model.
+        OptionRefused: a revision of local files.
     """
     if is_dry_run(settings.model):
         return

@@ -8,18 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from protocol import ModelUnavailable
+from protocol import ModelUnavailable, OptionRefused
 from worker.parent import WorkerSettings
 from worker.serve import look_for
 
 
-def test_a_wrong_name_is_told_before_the_server_is_waited_for() -> None:
-    worker = [sys.executable, "-m", "millstream", "worker", "--model", "./nowhere", "--redis-timeout", "60"]
+@pytest.mark.parametrize(
+    ("model", "code", "said"),
+    [
+        (["./nowhere"], 1, "no file or folder ./nowhere"),
+        (["{here}", "--revision", "v2"], 2, "--revision 'v2' is of a model on the hub"),
+    ],
+    ids=["name", "revision"],
+)
+def test_a_wrong_name_is_told_before_the_server_is_waited_for(
+    tmp_path: Path, model: list[str], code: int, said: str
+) -> None:
+    named = [part.format(here=tmp_path) for part in model]
+    worker = [sys.executable, "-m", "millstream", "worker", "--model", *named, "--redis-timeout", "60"]
     run = subprocess.run(
         [*worker, "--redis-url", "redis://127.0.0.1:1"], capture_output=True, text=True, timeout=30
     )
-    assert run.returncode == 1
-    assert "no file or folder ./nowhere" in " ".join(run.stderr.split())
+    assert run.returncode == code
+    assert said in " ".join(run.stderr.split())
     assert "Traceback" not in run.stderr
 
 
@@ -31,6 +42,6 @@ def test_where_the_extra_is_missing_the_model_process_says_so(monkeypatch: pytes
 
 
 def test_the_revision_goes_with_the_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable, match=r"--revision v2 is of a model on the hub"):
+    with pytest.raises(OptionRefused, match=r"revision 'v2' is of a model on the hub"):
         look_for(WorkerSettings(model=str(tmp_path), options={"revision": "v2"}))
     look_for(WorkerSettings(model="dry-run:echo"))
