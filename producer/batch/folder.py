@@ -28,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from broker.batches import Ending
 from broker.embedded import state_home
+from producer.bulk.ids import OnBadIds
 from producer.bulk.inputs import Format, Input, Inputs
 from producer.bulk.manifest import Manifest, sync_folder, write_durably
 from producer.bulk.places import Places
@@ -55,7 +56,7 @@ class BatchOrder(BaseModel):
     inputs: list[CopiedInput]
     defaults: dict[str, Any]
     """Sampling parameters for rows that set none."""
-    bad_ids: Literal["refuse", "rows"]
+    bad_ids: OnBadIds
     window: int
     """Most rows on the queue at once."""
     plan: bool

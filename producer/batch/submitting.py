@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from broker import batches
 from broker.queue import Queue
 from producer.batch.chain import Chain
 from producer.batch.folder import BatchOrder, CopiedInput, Folder
 from producer.batch.webhook import check_url
+from producer.bulk.ids import OnBadIds
 from producer.bulk.inputs import Inputs
 from producer.bulk.manifest import Manifest, OutputFormat, RowOrder
 from producer.bulk.parquet_output import check_parquet
@@ -40,7 +41,7 @@ class BatchRequest:
     rendering: Mapping[str, Any]
     wording: Wording
     id_column: str | None
-    bad_ids: Literal["refuse", "rows"]
+    bad_ids: OnBadIds
     model: str | None
     window: int
     plan: bool

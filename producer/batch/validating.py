@@ -21,7 +21,7 @@ from producer.batch.names import Names
 from producer.batch.outcomes import Outcomes
 from producer.batch.rows import RowsWriter
 from producer.bulk import records
-from producer.bulk.ids import BadIds, name_column_of, taken, unnamed
+from producer.bulk.ids import StoppingIds, name_column_of, taken, unnamed
 from producer.bulk.intake import Ask, ask
 from producer.bulk.lines import BadRow, Line, Row, RowFault, parse
 from producer.bulk.manifest import write_durably
@@ -47,7 +47,7 @@ class Looked(BaseModel):
     named: bool = False
     """Whether a row has told in which column names are."""
     name_column: str | None = None
-    stopping: BadIds = BadIds()
+    stopping: StoppingIds = StoppingIds()
     torn: list[str] = []
 
 

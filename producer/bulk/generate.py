@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import redis
 
@@ -18,7 +18,7 @@ from broker.faults import passes
 from broker.keys import Keys, keys_of
 from broker.queue import Queue
 from producer.bulk.begin import begin
-from producer.bulk.ids import Unusable, bad_ids, refuse_bad_ids
+from producer.bulk.ids import OnBadIds, Unusable, bad_ids, refuse_bad_ids
 from producer.bulk.inputs import Inputs
 from producer.bulk.intake import Ask, ask, before_asking, to_do
 from producer.bulk.interrupt import Interrupt
@@ -40,8 +40,6 @@ from producer.reach import Server, faults_in_one_line
 from producer.refusal import Refused
 from producer.request import check_defaults
 
-BadIds = Literal["refuse", "rows"]
-
 RETRY_S = 0.5
 
 
@@ -62,7 +60,7 @@ class Order:
     """How columns become a question."""
     id_column: str | None
     """Holds the rows' own names; None: `custom_id`, in a batch file."""
-    bad_ids: BadIds
+    bad_ids: OnBadIds
     """Whether rows without a name of their own stop the run or become errors."""
     model: str | None
     worker_flags: Sequence[str]

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from pydantic import BaseModel
 
@@ -19,6 +19,8 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, Line, Row, RowFault, file_and_line, parse, where
 from producer.refusal import Refused
 
+OnBadIds = Literal["refuse", "rows"]
+"""What becomes of a run where names are missing or not unique: nothing runs, or these rows are errors."""
 SHOWN = 10
 RUN = 1 << 20
 """Keys sorted at once."""
@@ -134,13 +136,13 @@ def refuse_bad_ids(inputs: Inputs, column: str | None) -> None:
     Raises:
         Refused: some rows have no name of their own; it lists them.
     """
-    found = BadIds()
+    found = StoppingIds()
     for bad in bad_ids(inputs, column):
         found.take(bad.row, bad.message)
     found.refuse()
 
 
-class BadIds(BaseModel):
+class StoppingIds(BaseModel):
     """Rows that stop a run, the first of them in words."""
 
     shown: list[str] = []

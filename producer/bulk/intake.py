@@ -12,7 +12,7 @@ from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, Line, Row, RowFault, parse
 from producer.bulk.progress import Counts
 from producer.bulk.records import Record
-from producer.bulk.requests import Asked, Requests
+from producer.bulk.requests import Requests, RowJob
 from producer.bulk.spool import Spool
 from protocol import Job, RequestError
 
@@ -21,14 +21,14 @@ class Ask(msgspec.Struct, frozen=True):
     """A row and its job."""
 
     row: Row
-    asked: Asked
+    row_job: RowJob
     size: int
     """Bytes of its line."""
 
     @property
     def job(self) -> Job:
         """The job, read back."""
-        return self.asked.job
+        return self.row_job.job
 
 
 def to_do(
@@ -87,6 +87,6 @@ def ask(line: Line | BadRow, requests: Requests) -> Ask | BadRow:
     if isinstance(row, BadRow):
         return row
     try:
-        return Ask(row, requests.asked(row), len(line.raw))
+        return Ask(row, requests.row_job(row), len(line.raw))
     except RequestError as error:
         return row.bad(error.code, error.message)

@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from producer.bulk.intake import Ask
 from producer.bulk.records import Record
-from producer.bulk.requests import Asked
+from producer.bulk.requests import RowJob
 from protocol import Job
 
 MOST_ROWS = 20_000
@@ -85,10 +85,10 @@ def planned(
 
 def in_order(asks: Sequence[Ask]) -> list[Ask]:
     """The rows in the order of the walk."""
-    texts = [prompt_text(ask.asked) for ask in asks]
-    likes = {id(ask.asked.like): ask.asked.like for ask in asks}  # few: rows are made by patterns
+    texts = [prompt_text(ask.row_job) for ask in asks]
+    likes = {id(ask.row_job.like): ask.row_job.like for ask in asks}  # few: rows are made by patterns
     expected = {which: _expected(like) for which, like in likes.items()}
-    weights = [(expected[id(ask.asked.like)], len(text)) for ask, text in zip(asks, texts, strict=True)]
+    weights = [(expected[id(ask.row_job.like)], len(text)) for ask, text in zip(asks, texts, strict=True)]
     by_text = sorted(range(len(asks)), key=texts.__getitem__)
     shared = [_shared(texts[row], texts[after]) for row, after in pairwise(by_text)]
     return [asks[row] for row in _walk(by_text, shared, weights)]
@@ -174,12 +174,12 @@ def _expected(job: Job) -> int:
     return (job.params.token_limit or UNLIMITED) * job.num_choices
 
 
-def prompt_text(asked: Asked) -> str:
+def prompt_text(row_job: RowJob) -> str:
     """What a row asks, as one text that begins like another's where their prompts do."""
-    if asked.messages is None:
-        return asked.prompt if isinstance(asked.prompt, str) else str(asked.prompt)
-    pieces = [json.dumps(asked.like.tools)] if asked.like.tools else []
-    for message in asked.messages:
+    if row_job.messages is None:
+        return row_job.prompt if isinstance(row_job.prompt, str) else str(row_job.prompt)
+    pieces = [json.dumps(row_job.like.tools)] if row_job.like.tools else []
+    for message in row_job.messages:
         content = message.content
         pieces += [message.role, content if isinstance(content, str) else message.text]
         if message.tool_calls:

@@ -38,7 +38,7 @@ _TURN_BYTES = 64
 _TURNS: TypeAdapter[list[Message]] = TypeAdapter(list[Message])
 
 
-class Asked(msgspec.Struct, frozen=True, gc=False):
+class RowJob(msgspec.Struct, frozen=True, gc=False):
     """The job of a row as it is submitted. Thousands wait for their turn, so there is no more of it than that."""
 
     args: tuple[Arg, ...]
@@ -77,20 +77,20 @@ class _Pattern(msgspec.Struct, frozen=True):
     """What `job_args` gives after id, payload and digest."""
 
     @classmethod
-    def of(cls, asked: Asked) -> Self:
+    def of(cls, job: RowJob) -> Self:
         """What a job becomes that was made by itself."""
-        fields = msgspec.json.decode(asked.args[1])  # type: ignore[arg-type]  # bytes
+        fields = msgspec.json.decode(job.args[1])  # type: ignore[arg-type]  # bytes
         params = fields.setdefault("params", {})
-        return cls(asked.like, fields, params, asked.args[3:])
+        return cls(job.like, fields, params, job.args[3:])
 
-    def asked(self, job_id: str, seed: int | None, question: _Question) -> Asked:
+    def row_job(self, job_id: str, seed: int | None, question: _Question) -> RowJob:
         """The job with another question."""
         self.params["seed"] = seed
         self.fields["id"] = job_id
         self.fields.update(question.fields)
         payload = msgspec.json.encode(self.fields)
         args = (job_id, payload, Job.digest(payload), *self.rest)
-        return Asked(args, self.like, question.fields.get("prompt"), question.messages)
+        return RowJob(args, self.like, question.fields.get("prompt"), question.messages)
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class Requests:
         self._patterns: dict[str, _Pattern] = {}
         """By all that rows say but question and seed. A job takes 75 us to check and write, by a pattern 6."""
 
-    def asked(self, row: Row) -> Asked:
+    def row_job(self, row: Row) -> RowJob:
         """The job of a row.
 
         Raises:
@@ -160,7 +160,7 @@ class Requests:
             given, rendering = _values_of(given), _values_of(rendering)
         question, seed = _short(prompt, messages), given.pop("seed", None)
         if question is None or not _is_seed(seed):
-            return Asked.of(
+            return RowJob.of(
                 self._checked(row, prompt, messages, model, defaults, _with_seed(given, seed), rendering)
             )
         shape = f"{messages is None} {given or ''} {rendering or ''} {defaults or ''} {model}"
@@ -170,7 +170,7 @@ class Requests:
             return self._remember(shape, job)
         if seed is None:
             seed = self._defaults["seed"] if "seed" in self._defaults else _seed(row)
-        return pattern.asked(self._id(row), seed, question)
+        return pattern.row_job(self._id(row), seed, question)
 
     def _checked(
         self,
@@ -201,15 +201,15 @@ class Requests:
             **{**usual, **rendering},
         )
 
-    def _remember(self, shape: str, job: Job) -> Asked:
+    def _remember(self, shape: str, job: Job) -> RowJob:
         """Make a job the pattern of others, unless a longer question or id could bring those over a limit."""
-        asked = Asked.of(job)
-        payload: Any = asked.args[1]
+        row_job = RowJob.of(job)
+        payload: Any = row_job.args[1]
         if 2 * len(payload) < MOST_PAYLOAD_BYTES and 2 * (most_logged(job) or 0) < MOST_LOG_BYTES:
             if len(self._patterns) == MOST_PATTERNS:
                 self._patterns.clear()
-            self._patterns[shape] = _Pattern.of(asked)
-        return asked
+            self._patterns[shape] = _Pattern.of(row_job)
+        return row_job
 
     def _id(self, row: Row) -> str:
         return job_id_of(self._run, row.line, row.digest)

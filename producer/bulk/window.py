@@ -94,7 +94,7 @@ class Window:
 
     def admit(self, ask: Ask) -> None:
         """Take a row in."""
-        self._waiting[ask.asked.id] = ask
+        self._waiting[ask.row_job.id] = ask
         self._bytes += ask.size
 
     def submit(self) -> bool:
@@ -190,7 +190,7 @@ class Window:
         self._completions.forget(stored)
         taken = 0
         for batch in _batches(asks, SUBMIT_AT_ONCE):
-            jobs = [ask.asked.args for ask in batch]
+            jobs = [ask.row_job.args for ask in batch]
             try:
                 parts = self._queue.run_all(calls.submit_encoded(self._queue.keys, jobs))
             except redis.OutOfMemoryError:

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from producer.bulk.generate import BadIds, faults
-from producer.bulk.ids import refuse_bad_ids
+from producer.bulk.generate import faults
+from producer.bulk.ids import OnBadIds, refuse_bad_ids
 from producer.bulk.inputs import Inputs
 from producer.bulk.lines import BadRow, where
 from producer.bulk.requests import Requests
@@ -31,7 +31,7 @@ def check_inputs(
     rendering: Given,
     wording: Wording,
     id_column: str | None,
-    bad_ids: BadIds,
+    bad_ids: OnBadIds,
     as_json: bool,
 ) -> int:
     """Say what is wrong with which rows; the exit code.

@@ -10,7 +10,7 @@ import typer
 from producer.cli.flags import text_in
 
 if TYPE_CHECKING:
-    from producer.bulk.generate import BadIds
+    from producer.bulk.ids import OnBadIds
     from producer.bulk.inputs import Format
     from producer.bulk.manifest import OutputFormat, RowOrder
     from producer.bulk.wording import Wording
@@ -19,7 +19,7 @@ PANEL = "What a row asks"
 FORMATS: tuple[Format, ...] = ("jsonl", "csv", "parquet")
 OUTPUT_FORMATS: tuple[OutputFormat, ...] = ("jsonl", "parquet", "openai")
 ROW_ORDERS: tuple[RowOrder, ...] = ("input", "completion")
-BAD_IDS: tuple[BadIds, ...] = ("refuse", "rows")
+BAD_IDS: tuple[OnBadIds, ...] = ("refuse", "rows")
 OUTPUT_HELP = "Where the answers go. Rows without one go beside it: a.jsonl has a.errors.jsonl."
 
 Sources = Annotated[

@@ -56,7 +56,7 @@ def test_parameters_in_csv_are_read_as_numbers(tmp_path: Path) -> None:
     good, bad = (parse(row) for row in rows_of(path) if isinstance(row, Line))
     assert isinstance(good, Row)
     assert isinstance(bad, Row)
-    job = requests.asked(good).job
+    job = requests.row_job(good).job
     assert (job.prompt, job.params.max_tokens, job.params.stop, job.params.temperature) == (
         "7",
         7,
@@ -64,7 +64,7 @@ def test_parameters_in_csv_are_read_as_numbers(tmp_path: Path) -> None:
         0.0,
     )
     with pytest.raises(RequestError, match="max_tokens"):
-        requests.asked(bad)
+        requests.row_job(bad)
 
 
 def jobs_of(path: Path, table: str) -> list[Job | BadRow]:

@@ -38,7 +38,7 @@ def test_parquet_becomes_strict_json() -> None:
 def test_what_a_schema_fills_in_is_not_rendered(program: Program, url: str, tmp_path: Path) -> None:
     requests = Requests("run", {}, None)
     parsed = [parse(row) for row in rows_of(DATA / "F12.parquet") if isinstance(row, Line)]
-    jobs = [requests.asked(row).job for row in parsed[:2] if isinstance(row, Row)]
+    jobs = [requests.row_job(row).job for row in parsed[:2] if isinstance(row, Row)]
     for job in jobs:
         for turn in job.messages or ():
             assert (

@@ -15,7 +15,7 @@ from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
 from producer.bulk.plan import BLOCK, in_order, planned, prompt_text
 from producer.bulk.records import Record
-from producer.bulk.requests import Asked
+from producer.bulk.requests import RowJob
 from producer.request import build_job
 from tests.producer.bulk.orders import read_rows, write_rows
 from tests.producer.fake_worker import FakeWorker
@@ -31,7 +31,7 @@ def row(number: int, prompt: Any = "?", max_tokens: int | None = 16, **chat: Any
     job = build_job(
         None if "messages" in chat else prompt, chat.pop("messages", None), None, sampling, "x", **chat
     )
-    return Ask(Row(number, "digest", {}), Asked.of(job), SIZE)
+    return Ask(Row(number, "digest", {}), RowJob.of(job), SIZE)
 
 
 def lines(asks: Iterable[Ask | Record]) -> list[int]:
@@ -93,7 +93,7 @@ def test_each_row_once_within_the_bounds(
 @given(inputs())
 def test_rows_that_share_a_prefix_are_neighbours(rows: list[Ask | Record]) -> None:
     """Whole blocks of every length, as a KV pool holds them."""
-    texts = [prompt_text(ask.asked) for ask in planned(rows) if isinstance(ask, Ask)]
+    texts = [prompt_text(ask.row_job) for ask in planned(rows) if isinstance(ask, Ask)]
     for blocks in range(1, 5):
         beginnings = [text[: blocks * BLOCK] for text in texts if len(text) >= blocks * BLOCK]
         met = [beginning for beginning, _ in groupby(beginnings)]
@@ -140,7 +140,7 @@ def test_rows_without_a_common_prefix_come_by_what_they_may_write_then_by_what_t
 def test_choices_count_as_output() -> None:
     rows = [row(1, max_tokens=16), row(2, max_tokens=10)]
     several = build_job("?", None, None, {"max_tokens": 10, "n": 2}, "x")
-    assert lines(in_order([rows[0], Ask(rows[1].row, Asked.of(several), SIZE)])) == [2, 1]
+    assert lines(in_order([rows[0], Ask(rows[1].row, RowJob.of(several), SIZE)])) == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def job_of(columns: dict[str, Any], kind: Kind, number: int, requests: Requests)
     found = ask(Line(number, json.dumps(columns).encode(), kind=kind), requests)
     if isinstance(found, BadRow):
         return found.code, found.message
-    assert found.asked.id == found.job.id
-    assert (found.asked.prompt, found.asked.messages) == (found.job.prompt, found.job.messages)
-    assert found.asked.like.params.token_limit == found.job.params.token_limit
+    assert found.row_job.id == found.job.id
+    assert (found.row_job.prompt, found.row_job.messages) == (found.job.prompt, found.job.messages)
+    assert found.row_job.like.params.token_limit == found.job.params.token_limit
     return found.job
 
 
@@ -119,7 +119,7 @@ def test_a_batch_line_may_name_the_model_as_the_command_does(named: str | None, 
     requests = Requests("run", {}, None, known_as="as --model says")
     for number in range(2):  # the second by the first one's pattern
         body = {"model": named, "prompt": f"p{number}"}
-        found = requests.asked(Row(1, "0" * 16, {"custom_id": "a", "body": body}))
+        found = requests.row_job(Row(1, "0" * 16, {"custom_id": "a", "body": body}))
         assert found.job.model == asked
-    beside = requests.asked(Row(2, "0" * 16, {"prompt": "p", "model": "a column"}))
+    beside = requests.row_job(Row(2, "0" * 16, {"prompt": "p", "model": "a column"}))
     assert beside.job.model is None

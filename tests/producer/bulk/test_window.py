@@ -17,7 +17,7 @@ from broker.queue import Queue
 from producer.bulk import window as module
 from producer.bulk.intake import Ask
 from producer.bulk.lines import Row
-from producer.bulk.requests import Asked
+from producer.bulk.requests import RowJob
 from producer.bulk.stale import jobs_of
 from producer.bulk.window import Window
 from producer.request import build_job
@@ -44,7 +44,7 @@ def admitted(queue: Queue, count: int) -> Window:
     """A window with so many rows on the queue."""
     window = Window(queue, RUN, 100)
     for number in range(count):
-        window.admit(Ask(Row(number, "digest", {}), Asked.of(_job(number)), 10))
+        window.admit(Ask(Row(number, "digest", {}), RowJob.of(_job(number)), 10))
     submit(window)
     assert window.collect(0.01) == []
     return window
@@ -141,7 +141,7 @@ def test_rows_for_which_the_queue_has_no_room_wait_again(queue: Queue) -> None:
     queue.run(calls.limits(queue.keys, max_entries=2))
     window = Window(queue, RUN, 100)
     for number in range(3):
-        window.admit(Ask(Row(number, "digest", {}), Asked.of(_job(number)), 10))
+        window.admit(Ask(Row(number, "digest", {}), RowJob.of(_job(number)), 10))
     assert window.submit()  # nothing is known yet
     assert not window.settle()
     assert (len(window), queue.run(calls.status(queue.keys)).waiting) == (3, 2)
@@ -158,7 +158,7 @@ def test_what_was_sent_to_a_server_that_was_away_is_sent_again(fresh_server: Rea
     end_all(queue, Worker(queue))
     assert collected(window) == [0]
     fresh_server.kill()
-    window.admit(Ask(Row(1, "digest", {}), Asked.of(_job(1)), 10))
+    window.admit(Ask(Row(1, "digest", {}), RowJob.of(_job(1)), 10))
     assert window.submit()
     with pytest.raises(redis.ConnectionError):
         window.settle()
@@ -187,7 +187,7 @@ def test_what_is_on_its_way_has_arrived_when_a_window_closes(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = Window(queue, RUN, 100)
-    window.admit(Ask(Row(0, "digest", {}), Asked.of(_job(0)), 10))
+    window.admit(Ask(Row(0, "digest", {}), RowJob.of(_job(0)), 10))
     closes = threading.Event()
     send = queue.run_all
 
