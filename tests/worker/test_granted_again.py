@@ -6,6 +6,10 @@ What the model process still says of the first lease is not the second one's, an
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from broker import calls
 from broker.queue import Queue
 from tests.worker.harness import Workers, logged, nothing_left, result, watch, words
+from tests.worker.harness import until as until_there
 from tests.worker.inside import InsideModel, enqueue, inside, make_worker, model_of, running, until
 from worker.parent import Worker
 
@@ -93,3 +98,24 @@ def test_a_gap_of_the_first_life_does_not_hand_back_the_second(
     inside(monkeypatch, story)
     assert (result(queue, "j").text, result(queue, "j").attempt) == (words(30), 1)
     assert watch(queue, "j")[0] == words(30)
+
+
+@pytest.mark.long
+def test_a_bulk_run_whose_server_loses_everything_has_each_row_once_and_whole(
+    queue: Queue, workers: Workers, tmp_path: Path
+) -> None:
+    """What was lost is submitted again under its id while the worker still runs it."""
+    worker = workers.start(model="dry-run:words?delay=30ms&slots=16").ready()
+    prompts = [f"row {number} {words(5 + number % 20)}" for number in range(200)]
+    source, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    command = [sys.executable, "-m", "millstream", "generate", str(source), "-o", str(output)]
+    run = subprocess.Popen([*command, "--redis-url", workers.url, "--window", "40"])
+    client: Any = queue.client
+    for lost in (1, 2):
+        until_there(lambda: sum(map(client.xlen, client.scan_iter(queue.keys.done("*")))) > 0, "it goes on")
+        client.flushall()
+        until_there(lambda lost=lost: worker.log.count("lease lost") >= lost, "it has noticed")  # type: ignore[misc]
+    assert run.wait(60) == 0
+    assert [json.loads(line)["completion"] for line in output.read_text().splitlines()] == prompts
+    assert (tmp_path / "out.errors.jsonl").read_text() == ""

@@ -116,7 +116,14 @@ def test_a_worker_behind_tls(tmp_path: Path) -> None:
     files = (
         f"ssl_ca_certs={path('ca.crt')}&ssl_certfile={path('client.crt')}&ssl_keyfile={path('client.key')}"
     )
+
+    def restart() -> None:
+        """A fast one would be over within redis-py's own retries."""
+        server.kill()
+        until(lambda: "redis is away" in (tmp_path / "worker-0.log").read_text(), "the worker waits")
+        server.start()
+
     with server:
         url = f"{server.tcp_url.replace('redis://', 'rediss://')}?{files}"
-        lines = goes_on(url, tmp_path, server.restart)
+        lines = goes_on(url, tmp_path, restart)
     assert len(lines) == 2, lines
