@@ -34,7 +34,7 @@
 -- ARGV[1] is always the base.
 --
 -- A server whose memory is full refuses a script's first write, if that may take more, and none behind a write: a script
--- is run whole or not at all. PUBLISH is no write and is never refused: so nothing is published before the first write.
+-- is run whole or not at all. Publishing is no write and is never refused: so nothing is published before the first write.
 
 local base = ARGV[1]
 local meta = base .. 'meta'

@@ -289,7 +289,8 @@ def test_the_bounds_are_those_of_the_scripts() -> None:
         ("lease", "MOST_BYTES = 16 * 1024 * 1024 "): "| 16 MiB;",
         ("standing", "MOST_DUE = 500 "): "500 jobs whose time has come",
         ("standing", "MOST_EXPIRED = 100\n"): "100 deadlines",
-        ("unowned", "MOST_EVENTS = 2000 "): "2,000 events together",
+        ("unowned", "MOST_EVENTS = 2000 "): "2,000 events (",
+        ("unowned", "EVENT_BYTES = 4096 "): "8 MiB of log-probabilities",
         ("clear", "MOST = 50 "): "50 jobs cleared",
     }
     for (script, bound), said in bounds.items():
