@@ -388,13 +388,13 @@ def test_who_comes_as_the_last_one_leaves_is_not_told_that_it_runs(house: House)
     with house.open() as leaving:
         (keeper,) = house.keepers()
         keeper.suspend()
+        wait_for(lambda: keeper.status() == psutil.STATUS_STOPPED, "the keeper stands still")
         assert leaving._hold is not None
         leaving._hold.sendall(b"bye\n")
-        with socket.socket(socket.AF_UNIX) as coming:
+        with socket.socket(socket.AF_UNIX) as coming, suppress(ConnectionResetError):
             coming.settimeout(PATIENCE_S)
             coming.connect(str(leaving._hold_path))
             keeper.resume()
-            with suppress(ConnectionResetError):
-                assert coming.recv(64) == b""
+            assert coming.recv(64) == b""
         with house.open() as broker, connect(broker.url) as client:
             assert client.ping()
