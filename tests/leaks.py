@@ -65,17 +65,23 @@ def _all_live(client: Any, base: str, name: str) -> bool:
     return all(_is_live(client, base, _text(job_id)) for job_id in client.zrange(base + name, 0, -1))
 
 
-def _streams_have_entries(client: Any, base: str, priority: str) -> bool:
+def _has_live_entry(client: Any, base: str, stream: str) -> bool:
+    """Some entry's job waits or runs: one that has ended takes its entry with it."""
+    entries = (fields for _, fields in client.xrange(f"{base}jobs:{stream}"))
+    return any(_is_live(client, base, _text(value)) for fields in entries for value in fields.values())
+
+
+def _tenants_have_work(client: Any, base: str, priority: str) -> bool:
     tenants = client.zrange(f"{base}tenants:{priority}", 0, -1)
-    return all(client.exists(f"{base}jobs:{priority}:{_text(tenant)}") for tenant in tenants)
+    return all(_has_live_entry(client, base, f"{priority}:{_text(tenant)}") for tenant in tenants)
 
 
 REASONS: dict[str, Callable[[Any, str, str], bool]] = {
     "job": _is_wanted,
     "log": _is_wanted,
     "result": _is_wanted,
-    "jobs": lambda client, base, rest: client.xlen(f"{base}jobs:{rest}") > 0,
-    "tenants": _streams_have_entries,
+    "jobs": _has_live_entry,
+    "tenants": _tenants_have_work,
     "leases": lambda client, base, _: _all_live(client, base, "leases"),
     "delayed": lambda client, base, _: _all_live(client, base, "delayed"),
     "deadlines": lambda client, base, _: _all_live(client, base, "deadlines"),

@@ -126,7 +126,8 @@ class RealServer:
 
     def __exit__(self, fault: type[BaseException] | None, *_: object) -> None:
         try:
-            if fault is None and not self.may_leak and self._process is not None and self._process.poll() is None:
+            runs = self._process is not None and self._process.poll() is None
+            if fault is None and runs and not self.may_leak:
                 self._assert_nothing_leaked()
         finally:
             self.close()

@@ -70,6 +70,19 @@ def test_a_stream_without_entries_is_found(queue: Queue) -> None:
     assert leaked_keys(client) == [KEYS.jobs("low", "t")]
 
 
+def test_a_stream_whose_jobs_have_all_ended_is_found(queue: Queue) -> None:
+    """And the tenant that is said to have work in it."""
+    put(queue, "one", "two", tenant="t", priority="low")
+    assert_nothing_leaked(queue.client)
+    client: Any = queue.client
+    client.hset(KEYS.job("one"), "state", "succeeded")
+    client.expire(KEYS.job("one"), 60)
+    assert leaked_keys(client) == []
+    client.hset(KEYS.job("two"), "state", "cancelled")
+    client.expire(KEYS.job("two"), 60)
+    assert leaked_keys(client) == [KEYS.jobs("low", "t"), KEYS.tenants("low")]
+
+
 def test_every_queue_of_the_server_is_looked_at(queue: Queue) -> None:
     other = Queue(queue.client, Keys("other"))
     other.run(calls.submit(other.keys, job("a")))
