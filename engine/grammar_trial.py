@@ -28,7 +28,7 @@ def try_to_compile(trial: Trial, grammar: str) -> None:
     fault = trial.ask(grammar, SECONDS)
     if fault is None:
         raise ValueError(
-            f"too complex: it took more than {SECONDS:.0f} s or {MEMORY_BYTES >> 30} GiB to compile"
+            f"too complex: it took more than {SECONDS:g} s or {MEMORY_BYTES >> 30} GiB to compile"
         )
     if fault:
         raise ValueError(fault)

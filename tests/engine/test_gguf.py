@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFWriter, TokenType
+from safetensors.torch import load_file
 
 from engine import gguf_cache
 from engine.loading import load_engine
@@ -61,7 +63,8 @@ def write_llama(path: Path, lacking: tuple[str, ...] = ()) -> Path:
     random = np.random.default_rng(0)
     for name, shape in SHAPES.items():
         if name not in lacking:
-            writer.add_tensor(name, random.standard_normal(shape).astype(np.float32))
+            weight = np.full(shape, 2.0) if name == "output_norm.weight" else random.standard_normal(shape)
+            writer.add_tensor(name, weight.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -79,10 +82,12 @@ def copies(cache: Path) -> list[Path]:
     return [entry for entry in cache.iterdir() if entry.is_dir()]
 
 
-def test_a_whole_file_is_served(tmp_path: Path, cache: Path) -> None:
-    engine = load_engine(str(write_llama(tmp_path / "whole.gguf")), dtype="float32", device="cpu")
-    assert engine.fingerprint.name == "whole"
-    assert len(copies(cache)) == 1
+def test_a_whole_file_is_unpacked_as_it_is(tmp_path: Path, cache: Path) -> None:
+    folder, _ = gguf_cache.converted(write_llama(tmp_path / "whole.gguf"))
+    assert copies(cache) == [folder]
+    weights = load_file(folder / "model.safetensors")
+    assert len(weights) == len(SHAPES)
+    assert torch.equal(weights["model.norm.weight"], torch.full((HIDDEN,), 2.0))
 
 
 LACKING = [

@@ -207,7 +207,7 @@ def test_a_schema_that_blows_up_costs_only_its_own_row(
     schema: Any, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("engine.grammar_trial.SECONDS", 1.0)
+        patched.setattr("engine.grammar_trial.SECONDS", 0.3)
         assert "too complex" in refusal(grammars, schema_asked(schema))
     assert grammars.compile(schema_asked({"title": str(len(schema)), "type": "null"})) is not None
 

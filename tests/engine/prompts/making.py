@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from engine.prompts import Prompts
+from engine.trial import Trial
 from protocol import Job
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -20,8 +21,15 @@ def make(**job: Any) -> Job:
     return Job.model_validate({"id": "job", **job})
 
 
-prompts_of = lru_cache(maxsize=64)(Prompts)
-"""Kept, since the process that renders the templates of jobs takes a second to start."""
+TEMPLATES = Trial("engine.template_trial")
+"""One for all tokenizers, since the process takes a second to start and knows nothing of them."""
+
+
+@lru_cache(maxsize=64)
+def prompts_of(tokenizer: Any) -> Prompts:
+    prompts = Prompts(tokenizer)
+    prompts._templates = TEMPLATES
+    return prompts
 
 
 def encode(tokenizer: Any, **job: Any) -> list[int]:
