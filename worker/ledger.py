@@ -5,7 +5,7 @@ speaks does so under `_speaking`, so that a job's events and its end never overt
 
     take --> runs, or waits to run alone --.--> ended         its last events, its result
                                            |--> tried again   an error that can pass: handed back, not before a while
-                                           |--> stopped       cancelled, or its deadline has come
+                                           |--> stopped       cancelled, its time is over, or its log cannot be read
                                            |--> handed back   the worker stops, or its model process has ended
                                            '--> lost          somebody else has it: dropped
 """
