@@ -78,10 +78,10 @@ class Alone:
         inherited = {name: value for name, value in os.environ.items() if not name.endswith("REDIS_URL")}
         self._environ = {**inherited, "MILLSTREAM_STATE": str(self.state), "MILLSTREAM_BROKER_IDLE_S": "2"}
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *flags: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "millstream", "generate", self.source, "-o", self.output]
         return subprocess.Popen(
-            [*command, "--model", self._model, "--json"],
+            [*command, "--model", self._model, "--json", *flags],
             env=self._environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -109,7 +109,7 @@ def test_with_a_worker_of_its_own_it_leaves_nothing_behind(tmp_path: Path) -> No
 def test_ctrl_c_is_130_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     alone = Alone(tmp_path, "dry-run:words?delay=20ms")
     write_rows(alone.source, [{"prompt": f"row {number}"} for number in range(300)])
-    process = alone.start()
+    process = alone.start("--window", "1")  # a row takes two steps: far from done when it is told to stop
     spool = tmp_path / "out.jsonl.run" / "spool"
     assert wait_for(lambda: spool.exists() and spool.stat().st_size > 0, 60)
     process.send_signal(number)
