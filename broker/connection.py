@@ -201,7 +201,7 @@ def _diagnose(error: Exception) -> _Fault:
                 "it did not answer in time", "Check the host, the port and any firewall.", may_pass=True
             )
         case redis.InvalidResponse():
-            return _Fault("what answers there is no Redis server", "Check the host and the port.")
+            return _Fault("what answers there is not a Redis server", "Check the host and the port.")
         case redis.ConnectionError() | OSError():
             return _diagnose_network(error)
     return _Fault(f"it said: {error}", "Check the URL and the server's configuration.")

@@ -217,7 +217,7 @@ def test_a_name_that_does_not_resolve(wait: Wait) -> None:
 
 def test_something_that_is_no_redis(wait: Wait) -> None:
     with listener(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
-        assert "no Redis server" in refusal(wait, url)
+        assert "not a Redis server" in refusal(wait, url)
 
 
 def test_plain_text_behind_rediss(wait: Wait) -> None:

@@ -285,7 +285,7 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
 
 def test_the_bounds_are_those_of_the_scripts() -> None:
     bounds = {
-        ("lease", "MOST_CLEARED = 1000 "): "1,000 entries that are no jobs",
+        ("lease", "MOST_CLEARED = 1000 "): "1,000 entries that are not jobs",
         ("lease", "MOST_BYTES = 16 * 1024 * 1024 "): "| 16 MiB;",
         ("standing", "MOST_DUE = 500 "): "500 jobs whose time has come",
         ("standing", "MOST_EXPIRED = 100\n"): "100 deadlines",
