@@ -24,6 +24,7 @@ from broker.connection import connect
 from broker.embedded import EmbeddedBroker
 from broker.keys import Keys
 from broker.queue import Queue
+from broker.script import Call
 from protocol import Choice, Job, Result, encode_terminal, encode_token
 
 KEYS = Keys("bench")
@@ -100,13 +101,13 @@ def timed(what: str, count: int) -> Iterator[Row]:
     row.seconds = time.perf_counter() - began
 
 
-def publish(lease: Lease, seq: int) -> calls.Call[calls.Published]:
+def publish(lease: Lease, seq: int) -> Call[calls.Published]:
     """The next token of a job."""
     event = encode_token(lease.id, seq, lease.attempt, 0, " word", [1000 + seq])
     return calls.publish(KEYS, lease.worker, lease.id, lease.attempt, seq, [event])
 
 
-def finish(lease: Lease, logged: int) -> calls.Call[calls.Finished]:
+def finish(lease: Lease, logged: int) -> Call[calls.Finished]:
     """The end of a job with a short text."""
     choice = Choice(text=" word" * TOKENS, token_ids=list(range(TOKENS)), finish_reason="stop")
     result = Result(id=lease.id, state="succeeded", choices=[choice], attempt=lease.attempt).encode()

@@ -163,7 +163,7 @@ def ours(scale: Scale, config: PreTrainedConfig, rows: list[Row], temperature: f
 def weight_bytes(model: Any) -> int:
     """Bytes of weights that a step reads: all but a table of embeddings, of which it looks up a few rows."""
     embedded = 0 if model.config.tie_word_embeddings else model.get_input_embeddings().weight.nbytes
-    return sum(weight.nbytes for weight in model.parameters()) - int(embedded)
+    return sum(int(weight.nbytes) for weight in model.parameters()) - int(embedded)
 
 
 def floor_seconds(weights: int, a_token: int, rows: Sequence[Row], steps: int, speed: float) -> float:
@@ -213,8 +213,9 @@ class _Ids:
 
     def encode(self, job: Job) -> list[list[int]]:
         """The one prompt."""
-        assert isinstance(job.prompt, list)
-        return [[int(token) for token in job.prompt]]  # type: ignore[call-overload]
+        (prompt,) = job.prompts
+        assert not isinstance(prompt, str)
+        return [list(prompt)]
 
     def words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """There is no tokenizer to ask."""
@@ -236,7 +237,7 @@ def loaded_as(
     if like is not None:
         model.load_state_dict(like.state_dict())
     kind = str(dtype).removeprefix("torch.")
-    weights = Weights(model, None, Fingerprint(name=config.model_type, dtype=kind), frozenset())  # type: ignore[arg-type]
+    weights = Weights(model, None, Fingerprint(name=config.model_type, dtype=kind), frozenset())
     gc.collect()
     return load_runner(weights, max_num_seqs=seqs)
 

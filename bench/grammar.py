@@ -271,7 +271,7 @@ def _main() -> None:
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(converted(smollm2_gguf())[0])
     walker = Walker(tokenizer, tokenizer.eos_token_id, len(tokenizer))
-    kinds = [LLGuidance, XGrammar]
+    kinds: list[type[LLGuidance] | type[XGrammar]] = [LLGuidance, XGrammar]
     libraries: list[Library] = [Ours(walker), *(kind(walker) for kind in kinds if find_spec(kind.name))]
     results = {library.name: measure(library, walker, arguments.walks) for library in libraries}
     print(f"{len(cases())} schemas, {len(tokenizer):,} tokens, {arguments.walks} random outputs each\n")

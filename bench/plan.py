@@ -45,7 +45,8 @@ HELD = (2, 4, 8, 16, 40)
 """Topics whose prefixes the pools have room for."""
 SLOTS = 16
 RUN_SLOTS = 8
-SAMPLING: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+MAX_TOKENS = 8
+SAMPLING: dict[str, Any] = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
 PATIENCE_S = 60.0
 """Longest wait for the counters of a worker that has nothing to do any more."""
 LOOK_EVERY_S = 0.1
@@ -93,7 +94,7 @@ class Work:
         """So many questions about each topic, shuffled."""
         chats = workload.courses(topics, questions)
         lines = [json.dumps({"messages": chat, **SAMPLING}).encode() for chat in chats]
-        rows = [Row(workload.chat_ids(tokenizer, chat), SAMPLING["max_tokens"]) for chat in chats]
+        rows = [Row(workload.chat_ids(tokenizer, chat), MAX_TOKENS) for chat in chats]
         return cls(lines, rows, topics)
 
     @property
@@ -117,7 +118,7 @@ class Work:
         """KV blocks for the prefixes of `held` topics, and for what the rows in the slots have beside them."""
         a_topic = len(self.rows) // self.topics
         prefix = (self.tokens - self.fewest) // (a_topic - 1) // self.topics
-        beside = self.tokens // len(self.rows) - prefix + SAMPLING["max_tokens"]
+        beside = self.tokens // len(self.rows) - prefix + MAX_TOKENS
         return held * -(-prefix // BLOCK_SIZE) + slots * (-(-beside // BLOCK_SIZE) + 1)
 
 

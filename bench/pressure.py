@@ -60,7 +60,7 @@ class Outcome:
 
 
 def _without_eviction(scheduler: Scheduler) -> None:
-    scheduler.blocks.want = scheduler.blocks.unwant = lambda *_: None  # type: ignore[method-assign]
+    scheduler.blocks.want = scheduler.blocks.unwant = lambda *_: None  # type: ignore[method-assign,assignment]
 
 
 def _without_order(scheduler: Scheduler) -> None:

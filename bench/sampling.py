@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -137,7 +138,7 @@ def main() -> None:
     )
     print(f"{'':50}{'ms':>8}{'ms of CPU':>12}{'share of a step':>18}")
     for what, draws in batches.items():
-        clock, cpu = milliseconds(lambda draws=draws: sample(logits, draws), args.times)
+        clock, cpu = milliseconds(partial(sample, logits, draws), args.times)
         print(f"{what:50}{clock:8.1f}{cpu:12.1f}{cpu / (cpu + step):18.1%}")
     for what, taken in REFERENCES.items():
         print(f"{'for comparison, plain torch: ' + what:50}{taken * args.rows / 32:8.1f}")
