@@ -131,7 +131,9 @@ class Folder:
             return BatchOrder.model_validate_json(place.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             if self.path.exists():
-                raise MillstreamError(f"{self.path} is no folder of a batch: it has no order.json") from None
+                raise MillstreamError(
+                    f"{self.path} is not the folder of a batch: it has no order.json"
+                ) from None
             raise _not_here(self.path) from None
         except ValidationError as error:
             raise MillstreamError(

@@ -75,11 +75,13 @@ class Sweeper(threading.Thread):
             self.sweep()
 
     def sweep(self) -> None:
-        """Sweep once; a server that is away is looked for again the next time."""
+        """Sweep once; whatever it meets, such as a server that is away, it is tried again the next time."""
         try:
             sweep(self._queue, self._chain)
         except redis.RedisError as error:
             log.warning("the batches cannot be looked at: %s", error)
+        except Exception:
+            log.exception("the batches cannot be looked at")
 
     def stop(self) -> None:
         """End the thread."""

@@ -1,6 +1,6 @@
 """CSV as rows: the cells are text and stay so; a row becomes the JSON object of its columns.
 
-What is no CSV is a fault of its row alone. A quote that is never closed takes all that follows it along: one row,
+What is not CSV is a fault of its row alone. A quote that is never closed takes all that follows it along: one row,
 at the line where it opened.
 """
 
@@ -56,7 +56,7 @@ def _header(reader: Iterator[list[str]], name: str) -> list[str]:
     try:
         header = next(reader, [])
     except csv.Error as fault:
-        raise Refused(f"{name}: the header is no CSV: {fault}") from None
+        raise Refused(f"{name}: the header is not CSV: {fault}") from None
     if twice := next((column for at, column in enumerate(header) if column in header[:at]), None):
         raise Refused(f"{name}: the column {twice!r} stands there twice")
     return header
@@ -71,7 +71,7 @@ def _row(number: int, header: list[str], cells: list[str]) -> Line | BadRow:
     try:
         encoded = raw.encode()
     except UnicodeEncodeError:
-        return _bad(number, raw, RowFault.INVALID_UTF8, "a cell is no UTF-8")
+        return _bad(number, raw, RowFault.INVALID_UTF8, "a cell is not UTF-8")
     if len(encoded) > LONGEST_LINE:
         return _bad(number, raw, RowFault.LINE_TOO_LONG, f"the row has more than {LONGEST_LINE:,} bytes")
     return Line(number, encoded, kind="text")

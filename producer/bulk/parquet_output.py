@@ -39,7 +39,7 @@ _ANSWER = {
     "seed": "uint64",
     "completions": "string",
 }
-"""Added to the columns of an answered row; `stop_reason` and `completions` hold JSON where they are no text."""
+"""Added to the columns of an answered row; `stop_reason` and `completions` hold JSON where they are not text."""
 _ERROR = {
     "file": "string",
     "line": "int64",

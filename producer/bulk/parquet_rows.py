@@ -103,7 +103,7 @@ def open_parquet(path: Path) -> Any:
         file = pq.ParquetFile(path)
         names = file.schema_arrow.names
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise Refused(f"{path} is no Parquet file: {first_line(error)}") from None
+        raise Refused(f"{path} is not a Parquet file: {first_line(error)}") from None
     if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
         raise Refused(f"{path}: the column {twice!r} stands there twice")
     return file

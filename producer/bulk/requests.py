@@ -226,7 +226,7 @@ def _read(columns: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]
     openai.check_endpoint(columns)
     body = columns["body"]
     if not isinstance(body, dict):
-        raise _invalid("body is no JSON object")
+        raise _invalid("body is not a JSON object")
     if "prompt" not in body and "messages" not in body:
         raise _invalid("body has neither prompt nor messages")
     return openai.fields_of(body), openai.defaults_of(columns.get("url"), body), body.get("model")

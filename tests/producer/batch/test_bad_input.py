@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_batch_is_told_apart_from_one_that_is_elsewhere(
     program: Program, tmp_path: Path
 ) -> None:
     (tmp_path / "other").mkdir()
-    for name, why in {"other": "is no folder of a batch", "elsewhere": "is not on this machine"}.items():
+    for name, why in {"other": "is not the folder of a batch", "elsewhere": "is not on this machine"}.items():
         done = program("batch", "resume", tmp_path / name)
         assert (done.returncode, f"{tmp_path / name} {why}" in done.stderr) == (1, True), done.stderr
 

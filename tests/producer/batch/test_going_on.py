@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker import batches
-from producer.batch import slices, webhook
+from producer.batch import slices, webhook, worker
 from producer.batch.outcomes import opened
 from producer.bulk.records import Record
 from producer.refusal import Refused
@@ -128,6 +128,26 @@ def test_what_nobody_expected_is_told_and_tried_again(
         bench.work()
     assert bench.status(batch_id) == "completed"
     assert bench.show(batch_id).note == ""
+
+
+def test_a_sweeper_outlives_what_nobody_expected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    swept = threading.Semaphore(0)
+
+    def fail(*_: object) -> None:
+        swept.release()
+        raise KeyError("else")
+
+    monkeypatch.setattr(worker, "sweep", fail)
+    monkeypatch.setattr(worker, "SWEEP_EVERY_S", 0.001)
+    sweeper = worker.Sweeper(bench.queue, bench.chain)
+    sweeper.start()
+    try:
+        assert all(swept.acquire(timeout=10) for _ in range(3))
+    finally:
+        sweeper.stop()
+    assert "KeyError: 'else'" in caplog.text
 
 
 class Listener(http.server.BaseHTTPRequestHandler):

@@ -199,7 +199,7 @@ def test_inputs_that_are_not_there_or_named_twice(program: Program, tmp_path: Pa
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "twice.csv").write_text("a,a\n1,2\n")
     (tmp_path / "none.parquet").write_bytes(b"PAR1 and nothing")
-    for name, words in [("twice.csv", "twice"), ("none.parquet", "no Parquet")]:
+    for name, words in [("twice.csv", "twice"), ("none.parquet", "not a Parquet file")]:
         with pytest.raises(Refused, match=words):
             rows_of(tmp_path / name)
 

@@ -126,5 +126,5 @@ def test_a_column_whose_name_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"name": ["a"]}), path, store_schema=False)
     path.write_bytes(path.read_bytes().replace(b"name", b"na\xff\xff"))
-    with pytest.raises(Refused, match="is no Parquet file"):
+    with pytest.raises(Refused, match="is not a Parquet file"):
         rows_of(path)
