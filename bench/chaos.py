@@ -238,7 +238,7 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
     """Submit everything, under the schedule, until all has ended or the time is over; then let it come to rest."""
     people, schedule = stage.people, stage.schedule
     disturbing = asyncio.create_task(schedule.run())
-    submitting = asyncio.create_task(people.submit(part.plans, partial(_room, part, stage)))
+    submitting = asyncio.create_task(people.submit(part.plans, partial(_room, part, stage, stage.referee.now)))
     with suppress(TimeoutError):
         async with asyncio.timeout(60 * setting.minutes):
             await submitting
@@ -255,12 +255,16 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
                 await people.an_end(LOOK_AGAIN_S)
 
 
-def _room(part: Part, stage: Stage) -> int:
-    """How many jobs may be submitted now; at first they are spread, so that no disturbance comes when all is over."""
+def _room(part: Part, stage: Stage, began: float) -> int:
+    """How many jobs may be submitted now; at first they are spread, so that no disturbance comes when all is over.
+
+    Since `began`, when workers were ready: starting a model may take as long as a deck.
+    """
     room = part.most_open - stage.people.open
     if stage.schedule.every_kind_done.is_set():
         return room
-    due = int(len(part.plans) * stage.referee.now / (DECKS_SPREAD_OVER * len(part.kinds) * part.gap_s))
+    spread_s = DECKS_SPREAD_OVER * len(part.kinds) * part.gap_s
+    due = int(len(part.plans) * (stage.referee.now - began) / spread_s)
     return min(room, due - len(stage.people.accepted))
 
 
