@@ -229,11 +229,11 @@ def test_flushall_while_a_job_runs(queue: Queue, workers: Workers) -> None:
     """One that is submitted again under its id, as the same attempt of the same worker, has its text and no more."""
     worker = workers.start().ready()
     submit(queue, "gone", words(200))
-    submit(queue, "again", words(20))
+    submit(queue, "again", words(10))
     until(lambda: logged(queue, "again") >= 2, "started")
     queue.client.flushall()
-    submit(queue, "again", words(20))
-    assert watch(queue, "again")[0] == words(20) == result(queue, "again").text
+    submit(queue, "again", words(10))
+    assert watch(queue, "again")[0] == words(10) == result(queue, "again").text
     until(lambda: "job gone attempt 1: lease lost" in worker.log, "noticed")
     assert len(worker.log.splitlines()) < 20
 

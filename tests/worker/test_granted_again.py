@@ -30,8 +30,15 @@ async def in_a_step(worker: Worker) -> None:
     await asyncio.sleep(InsideModel.step_s / 4)
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "not streamed"])
-@pytest.mark.parametrize("heard_first", ["that it is lost", "the new lease"])
+@pytest.mark.parametrize(
+    ("heard_first", "stream"),
+    [
+        ("that it is lost", True),
+        ("the new lease", False),
+        pytest.param("that it is lost", False, marks=pytest.mark.long),
+        pytest.param("the new lease", True, marks=pytest.mark.long),
+    ],
+)
 def test_the_second_life_of_a_job_has_nothing_of_the_first(
     queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch, stream: bool, heard_first: str
 ) -> None:
