@@ -238,7 +238,9 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
     """Submit everything, under the schedule, until all has ended or the time is over; then let it come to rest."""
     people, schedule = stage.people, stage.schedule
     disturbing = asyncio.create_task(schedule.run())
-    submitting = asyncio.create_task(people.submit(part.plans, partial(_room, part, stage, stage.referee.now)))
+    submitting = asyncio.create_task(
+        people.submit(part.plans, partial(_room, part, stage, stage.referee.now))
+    )
     with suppress(TimeoutError):
         async with asyncio.timeout(60 * setting.minutes):
             await submitting
