@@ -79,10 +79,6 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
         preparation = preparation or Preparation(loading.result(), inbox)
         for said in decode_to_model(body):
             if isinstance(said, Run):
-                if said.alone:
-                    arrived = Arrived(said.key)
-                    inbox.put(arrived)
-                    arrived.told.wait()
                 preparation.run(said)
             elif isinstance(said, Drop):
                 preparation.drop(said)

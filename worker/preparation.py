@@ -78,12 +78,17 @@ class Preparation:
 
     def run(self, run: Run) -> None:
         """Prepare a job; what comes of it lands in the inbox."""
+        if run.alone:
+            self._want(run)
+            arrived = Arrived(run.key)
+            self._inbox.put(arrived)
+            self._beside.submit(self._once_told, arrived, run)
+            return
         job = decode(run)
         if isinstance(job, Unfit):
             self._inbox.put(job)
             return
-        with self._lock:
-            self._wanted.add(run.key)
+        self._want(run)
         if may_take_long(run, job):
             self._beside.submit(self._in_its_time, run, job)
         else:
@@ -95,6 +100,19 @@ class Preparation:
             self._wanted.discard(drop.key)
             self._inbox.put(drop)
 
+    def _want(self, run: Run) -> None:
+        with self._lock:
+            self._wanted.add(run.key)
+
+    def _once_told(self, arrived: Arrived, run: Run) -> None:
+        """A suspect is not touched before the parent knows that it is here."""
+        arrived.told.wait()
+        job = decode(run)
+        if isinstance(job, Unfit):
+            self._give(run.key, job)
+        else:
+            self._in_its_time(run, job)
+
     def _one_after_the_other(self) -> None:
         """A plain queue: an executor's future a job costs as much as preparing it for a small model."""
         while True:
@@ -103,10 +121,12 @@ class Preparation:
     def _in_its_time(self, run: Run, job: Job) -> None:
         if run.key not in self._wanted:
             return  # dropped while it waited
-        prepared = prepare(self._engine, run, job)
+        self._give(run.key, prepare(self._engine, run, job))
+
+    def _give(self, key: str, prepared: Accepted | Unfit) -> None:
         with self._lock:
-            if run.key in self._wanted:
-                self._wanted.remove(run.key)
+            if key in self._wanted:
+                self._wanted.remove(key)
                 self._inbox.put(prepared)
 
 

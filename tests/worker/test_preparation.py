@@ -12,7 +12,7 @@ from engine.dry_run import DryRequest, DryRunEngine, Options
 from protocol import ErrorCode, Job, SamplingParams
 from worker.child import take_in
 from worker.frames import Drop, Run
-from worker.preparation import LONG_PAYLOAD, THREADS, Accepted, Inbox, Preparation, Unfit
+from worker.preparation import LONG_PAYLOAD, THREADS, Accepted, Arrived, Inbox, Preparation, Unfit
 
 DEADLINE_S = 10.0
 
@@ -54,7 +54,7 @@ def run(job_id: str, prompt: str = "a b", slow: bool = False) -> Run:
     return Run(f"1:{job_id}", job.encode(), [])
 
 
-def key(item: Accepted | Unfit | Drop) -> str:
+def key(item: Accepted | Unfit | Drop | Arrived) -> str:
     return item.request.id if isinstance(item, Accepted) else item.key
 
 
@@ -138,6 +138,34 @@ def test_a_job_that_is_dropped_and_comes_again(engine: Gated, inbox: Inbox) -> N
     _, begun, refused = take_in(engine, inbox, wait=True)
     assert (begun, refused) == ([], [])
     assert inbox.empty()
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_suspect_is_not_touched_before_its_arrival_is_told(
+    engine: Gated, inbox: Inbox, is_dropped: bool
+) -> None:
+    """It may end the process, and is only to blame if the parent knows that it was here. The reader never waits."""
+    preparation = Preparation(engine, inbox)
+    suspect = run("j")
+    suspect.alone = True
+    preparation.run(suspect)
+    preparation.run(run("quick"))
+    arrived, after = (inbox.get(timeout=DEADLINE_S) for _ in range(2))
+    assert isinstance(arrived, Arrived)
+    assert (arrived.key, key(after)) == ("1:j", "1:quick")
+    assert engine.begun.empty()
+    engine.gate.set()
+    if is_dropped:
+        preparation.drop(Drop("1:j"))
+        assert key(inbox.get(timeout=DEADLINE_S)) == "1:j"
+    arrived.told.set()
+    if is_dropped:
+        preparation.run(run("quick-too"))
+        assert key(inbox.get(timeout=DEADLINE_S)) == "1:quick-too"
+        assert engine.begun.empty()
+    else:
+        assert engine.begun.get(timeout=DEADLINE_S) == "j"
+        assert isinstance(inbox.get(timeout=DEADLINE_S), Accepted)
 
 
 class Fragile(DryRunEngine):
