@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,10 @@ import engine  # noqa: F401  first: it says how OpenMP's threads wait, which tor
 from tests.leaks import assert_nothing_leaked
 from tests.models import save_tiny, smollm2_gguf, tiny_recipe
 from tests.servers import KINDS, RealServer, require
+
+# Tests send Ctrl-C to programs they start. What a script runs in the background (`make test &`, nohup) ignores that
+# signal, and its children do: none of them would hear it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
