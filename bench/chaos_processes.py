@@ -6,13 +6,14 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
+
+from bench.ports import free_port
 
 ServerKind = Literal["valkey", "redis"]
 Fsync = Literal["always", "everysec"]
@@ -32,7 +33,7 @@ class Server:
         folder.mkdir()
         self.disturbed = asyncio.Lock()
         """One thing is done to it at a time."""
-        self.port = _free_port()
+        self.port = free_port()
         self._log = folder / "log"
         self._command = [
             *(sys.executable, "-S", "-c", _END_WITH_PARENT),
@@ -259,10 +260,3 @@ def _binary(kind: ServerKind) -> str:
     if found is None:
         raise SystemExit("redis-server is not installed: install it, or take --server valkey")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

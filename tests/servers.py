@@ -21,6 +21,7 @@ from typing import NoReturn, Self
 import pytest
 import redis
 
+from bench.ports import free_port
 from tests.leaks import assert_nothing_leaked
 
 _START_S = 20.0
@@ -210,10 +211,3 @@ _PR_SET_PDEATHSIG = 1
 def _end_with_parent() -> None:
     """In the new process: ask the kernel for SIGKILL when the test process ends, however it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

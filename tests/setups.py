@@ -12,8 +12,9 @@ from typing import Any
 import redis
 from redis.cluster import key_slot
 
+from bench.ports import free_port
 from broker.keys import Keys
-from tests.servers import RealServer, free_port
+from tests.servers import RealServer
 
 SLOTS = 16384
 SERVICE = "main"

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import redis.exceptions
 
+from bench.ports import free_port
 from broker import connection
 from broker.address import redact, resolve_url
 from broker.connection import connect, connect_async, unreachable
 from protocol import BrokerUnreachable
-from tests.servers import KINDS, RealServer, ValkeyServer, free_port, require
+from tests.servers import KINDS, RealServer, ValkeyServer, require
 
 Wait = Callable[[str, float], None]
 
