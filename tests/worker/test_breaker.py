@@ -13,6 +13,7 @@ from tests.worker.inside import CRASH, InsideModel, enqueue, inside, make_worker
 from tests.worker.inside import until as until_here
 from worker import backoff
 from worker.frames import ToModel
+from worker.parent import Worker
 from worker.restarts import MOST_CRASHES, MOST_DEVICES, ModelGivenUp, Restarts
 
 LOST = DeviceLost("CUDA error: an illegal memory access was encountered")
@@ -22,6 +23,18 @@ LOST = DeviceLost("CUDA error: an illegal memory access was encountered")
 def _hasty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("long") is None:
         monkeypatch.setattr(backoff, "FIRST_S", 0.03)
+
+
+async def with_the_model(worker: Worker, job_id: str, attempt: int) -> None:
+    """Wait until the model process has a job. A suspect is not to blame before it has said so."""
+
+    def is_there() -> bool:
+        holding = worker._ledger._held.values()
+        return any(
+            (held.id, held.attempt, held.may_be_to_blame) == (job_id, attempt, True) for held in holding
+        )
+
+    await until_here(is_there, f"{job_id} attempt {attempt}")
 
 
 def test_only_ends_in_a_row_without_a_finished_job_count() -> None:
@@ -83,8 +96,7 @@ def test_one_that_fails_the_device_is_found_alone_and_its_neighbours_are_not_bla
         look = calls.look(queue.keys, "bad")
         async with running(worker):
             for attempt in (1, 2, 3, 4):
-                await until_here(lambda: queue.run(look).attempt == attempt, "started")  # noqa: B023
-                await until_here(lambda: worker._ledger.running > 0, "with the model")
+                await with_the_model(worker, "bad", attempt)
                 if attempt < 4:
                     enqueue(queue, f"ok{attempt}", words(3))
                     done = calls.look(queue.keys, f"ok{attempt}")
@@ -111,17 +123,14 @@ def test_a_crash_convicts_only_alone_and_the_device_never_as_poison(
     async def story() -> None:
         worker = make_worker(workers.url)
 
-        async def started(attempt: int) -> None:
-            await until_here(lambda: queue.run(look).attempt == attempt and worker._ledger.running > 0, "on")
-
         look = calls.look(queue.keys, "j")
         async with running(worker):
             for attempt in (1, 2):
-                await started(attempt)
+                await with_the_model(worker, "j", attempt)
                 model_of(worker).die(CRASH)
-            await started(3)
+            await with_the_model(worker, "j", 3)
             model_of(worker).die(LOST)
-            await started(4)
+            await with_the_model(worker, "j", 4)
             model_of(worker).die(CRASH)
             await until_here(lambda: queue.run(look).state == "dead", "convicted")
             mate = calls.look(queue.keys, "mate")
