@@ -124,13 +124,24 @@ class Referee:
 
     async def lasting(self) -> list[Fault]:
         """Keys of ended jobs that would stay for ever if nobody collected them."""
+        kinds = (self.keys.job, self.keys.log, self.keys.result)
+        names = [(job_id, key(job_id)) for job_id in self.entries for key in kinds]
         found = []
-        for job_id in self.entries:
-            names = (self.keys.job(job_id), self.keys.log(job_id), self.keys.result(job_id))
-            for name in names:
-                if await self.ask(partial(self.client.ttl, name)) == NO_EXPIRY:
+        for start in range(0, len(names), AT_ONCE):
+            part = names[start : start + AT_ONCE]
+            expiries = await self.ask(partial(self._expiries, [name for _, name in part]))
+            for (job_id, name), expiry in zip(part, expiries, strict=True):
+                if expiry == NO_EXPIRY:
                     found.append(Fault("leaked", job_id, f"the key {name} has no expiry"))
         return found
+
+    async def _expiries(self, names: Iterable[str]) -> list[int]:
+        """What TTL answers of each key."""
+        async with self.client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.ttl(name)
+            expiries: list[int] = await pipe.execute()
+        return expiries
 
     async def collect(self) -> None:
         """Delete every job that has ended, as a bulk run does, and the dead letters."""

@@ -15,12 +15,13 @@ from bench import chaos
 from bench.chaos_books import Account, Fault, Pause, Stream, Times, judge, longest_pause
 from bench.chaos_jobs import Expected, Plan, dry_run_plans, model_plans
 from bench.chaos_proxy import Proxy
-from bench.chaos_referee import leaked
+from bench.chaos_referee import Referee, leaked
 from bench.chaos_report import Outcome, histories, tables
 from broker.keys import Keys
 from broker.watch import AnyEvent
 from protocol import Choice, Job, JobError, Result, TerminalEvent, TokenEvent, TokenLogprob, Usage
 from tests.models import save_tiny, tiny_config
+from tests.servers import ValkeyServer
 
 SETTING = chaos.Setting(seed=0, server="valkey", fsync="always", minutes=2)
 USAGE = Usage(prompt_tokens=1, completion_tokens=3)
@@ -251,6 +252,26 @@ def test_a_leaked_key_is_found() -> None:
     for name in (keys.job("j"), keys.log("j"), keys.result("j"), keys.jobs("high", "acme"), keys.leases):
         (fault,) = leaked(keys, [*kept, name])
         assert (fault.kind, fault.what) == ("leaked", f"the key {name}")
+
+
+def test_a_key_of_an_ended_job_that_would_stay_is_found() -> None:
+    """Before the jobs are collected, which would delete it."""
+
+    async def look(url: str) -> list[Fault]:
+        referee = Referee(url, Keys("q"))
+        for number in range(100):
+            referee.entries[f"j{number}"] = "1-1"
+            await referee.client.set(referee.keys.job(f"j{number}"), "", ex=100)
+        for name in (referee.keys.log("j33"), referee.keys.result("j99")):
+            await referee.client.set(name, "")
+        found = await referee.lasting()
+        await referee.close()
+        return found
+
+    with ValkeyServer(aof=False) as server:
+        server.may_leak = True
+        found = asyncio.run(look(server.url))
+    assert [(one.kind, one.job_id) for one in found] == [("leaked", "j33"), ("leaked", "j99")]
 
 
 def test_the_longest_pause_is_that_of_a_live_watcher() -> None:
