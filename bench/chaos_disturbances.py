@@ -27,6 +27,8 @@ log = logging.getLogger("chaos")
 LOOK_AGAIN_S = 0.05
 AT_ONCE = 3
 """Disturbances that may overlap."""
+BUSY_WITHIN_S = 5.0
+"""How long a worker that holds jobs is waited for, before one that holds none is taken."""
 LEAVES_WITHIN_S = 40.0
 """How long a worker may take to end after SIGTERM, its grace and a server that is away included."""
 REPLIES_AT_ONCE = 4
@@ -129,7 +131,7 @@ class Schedule:
 @asynccontextmanager
 async def _one_worker(field: Field, rng: random.Random) -> AsyncGenerator[WorkerProcess | None]:
     """A worker that is ready and that nothing else is being done to, for the time of the block; None without any."""
-    free = [worker for worker in field.fleet.workers if not worker.is_disturbed and worker.is_ready]
+    free = await _busy(field) or _free(field)
     if not free:
         yield None
         return
@@ -139,6 +141,26 @@ async def _one_worker(field: Field, rng: random.Random) -> AsyncGenerator[Worker
         yield worker
     finally:
         worker.is_disturbed = False
+
+
+def _free(field: Field) -> list[WorkerProcess]:
+    return [worker for worker in field.fleet.workers if not worker.is_disturbed and worker.is_ready]
+
+
+async def _busy(field: Field) -> list[WorkerProcess]:
+    """Those of the free that hold jobs, as soon as there are any: what is done to an idle worker shows little.
+
+    Not asked for while something is done to the server: that both are in trouble at a time is wanted.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BUSY_WITHIN_S
+    while loop.time() < deadline and not field.server.disturbed.locked():
+        holders = [holder for holder, _ in await field.referee.held()]
+        busy = [worker for worker in _free(field) if any(worker.identity in holder for holder in holders)]
+        if busy:
+            return busy
+        await asyncio.sleep(LOOK_AGAIN_S)
+    return []
 
 
 # -- workers ---------------------------------------------------------------------------------------------------

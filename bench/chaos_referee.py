@@ -93,17 +93,21 @@ class Referee:
         self.ended_at.setdefault(job_id, self.now)
         self.entries[job_id] = entry
 
+    async def held(self) -> list[tuple[str, int]]:
+        """Worker and crashes of each job that is leased."""
+        held: list[tuple[str, int]] = []
+        for job_id in await self.ask(lambda: self.client.zrange(self.keys.leases, 0, -1)):
+            key = self.keys.job(job_id.decode())
+            worker, crashes = await self.ask(partial(self.client.hmget, key, "worker", "crashes"))
+            held.append(((worker or b"").decode(), int(crashes or 0)))
+        return held
+
     async def holds_only_suspects(self, worker: str) -> bool:
         """Whether a worker (the middle of its name) has jobs that each run alone, and no others.
 
         Then a crash of its model process would convict the one that runs; beside any other job none of them does.
         """
-        crashes = []
-        for job_id in await self.ask(lambda: self.client.zrange(self.keys.leases, 0, -1)):
-            key = self.keys.job(job_id.decode())
-            holder, crashed = await self.ask(partial(self.client.hmget, key, "worker", "crashes"))
-            if worker in (holder or b"").decode():
-                crashes.append(int(crashed or 0))
+        crashes = [crashes for holder, crashes in await self.held() if worker in holder]
         return bool(crashes) and min(crashes) >= ALONE_AFTER
 
     async def found(self, job_id: str) -> Found:
