@@ -7,12 +7,13 @@
 Everybody has a fresh embedded server with its append-only file on, one worker, a prompt of 200 bytes to give back.
 
     submit    jobs a second that one client queues, in batches
-    drain     all of them wait, the worker comes: jobs a second, from the first that is begun ...
-    steady    --rate jobs a second for a while, one by one: milliseconds from submit ...
+    drain     all of them wait, the worker comes: jobs a second, from the first that is begun to where the last is
+              run; ours to where the client has the last result (finish, completion, result read and decoded)
+    steady    --rate jobs a second for a while, one by one: milliseconds from submit to where the worker has run the
+              job, and, ours alone, to where the client has the result
 
-... to where the client has the result, for ours (submit, lease, model process, finish, completion, result read and
-decoded). Peers are measured to where their worker runs the job: what comes after, storing the result and fetching
-it, is not counted, so their figures are a little better than what a user of theirs would see.
+Peers' workers note when they run a job. Ours say in each result when it was made of the model process's answer, by
+the server's clock in whole milliseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from bench import results
 from bench.queue_job import PROMPT
@@ -142,7 +143,13 @@ def measure_ours(jobs: int, rate: float, seconds: float) -> dict[str, Any]:
             drained = time.time() - min(started)
             waits = asyncio.run(_steady(client, collector, rate, int(rate * seconds)))
             collector.close()
-    return {"submit": jobs / submitted, "drain": jobs / drained, **summary(waits), "versions": OURS}
+    return {
+        "submit": jobs / submitted,
+        "drain": jobs / drained,
+        **summary([wait.to_answer for wait in waits]),
+        "result": summary([wait.to_result for wait in waits]),
+        "versions": OURS,
+    }
 
 
 def _job(number: int) -> Job:
@@ -159,9 +166,25 @@ def _decoded(one: Completion) -> Result:
 
 def _started(result: Result) -> float:
     """When the job was leased, seconds since the epoch."""
-    if result.started_at is None:
-        raise NotMeasured(f"job {result.id} came back without the time of its start")
-    return result.started_at
+    return _known(result.started_at, f"job {result.id} came back without the time of its start")
+
+
+def _finished(result: Result) -> float:
+    """When the worker had its answer, seconds since the epoch."""
+    return _known(result.finished_at, f"job {result.id} came back without the time of its end")
+
+
+def _known(at: float | None, why: str) -> float:
+    if at is None:
+        raise NotMeasured(why)
+    return at
+
+
+class Wait(NamedTuple):
+    """How long one job took from submit on, seconds."""
+
+    to_answer: float
+    to_result: float
 
 
 class Collector:
@@ -194,19 +217,20 @@ class Collector:
         self._queue.close()
 
 
-async def _steady(client: Client, collector: Collector, rate: float, count: int) -> list[float]:
-    """Seconds from submit to result of jobs that come one by one."""
+async def _steady(client: Client, collector: Collector, rate: float, count: int) -> list[Wait]:
+    """How long jobs take that come one by one."""
     sent: dict[str, float] = {}
-    waits: list[float] = []
+    waits: list[Wait] = []
 
     def note(result: Result) -> None:
-        waits.append(time.monotonic() - sent[result.id])
+        began = sent[result.id]
+        waits.append(Wait(_finished(result) - began, time.time() - began))
 
     collecting = asyncio.create_task(asyncio.to_thread(collector.take, count, note))
 
     async def submit(_: int) -> None:
         job = Job(id=f"{RUN}.steady.{len(sent)}", prompt=PROMPT, run=RUN, stream=False)
-        sent[job.id] = time.monotonic()
+        sent[job.id] = time.time()
         client.submit_many([job])
 
     await submit_paced(submit, count, rate)
@@ -305,15 +329,20 @@ def tables(figures: dict[str, Any]) -> dict[str, str]:
     rows = []
     for name, one in figures["queues"].items():
         if "why" in one:
-            rows.append([name, "-", "-", "-", "-", one["why"]])
+            rows.append([name, *6 * ["-"], one["why"]])
             continue
         speeds = [f"{one[what]:,.0f}" for what in ("submit", "drain")]
-        rows.append([name, *speeds, f"{one['p50']:.1f}", f"{one['p99']:.1f}", one["versions"]])
-    head = ["queue", "submitted, jobs/s", "drained, jobs/s", "submit to end, median, ms", "p99, ms", "what"]
+        rows.append([name, *speeds, *_times(one), *_times(one.get("result")), one["versions"]])
+    head = ["queue", "submitted, jobs/s", "drained, jobs/s", "submit to run, median, ms", "p99, ms"]
+    head += ["to result, median, ms", "p99, ms", "what"]
     about = f"{figures['machine']}; " if "machine" in figures else ""
     about += f"{figures['jobs']:,} jobs of ours, {figures['peer_jobs']:,} of each peer; "
     about += f"{figures['rate']:g} a second where times are measured."
     return {"queue": f"{about}\n\n{results.table(head, rows)}"}
+
+
+def _times(found: dict[str, float] | None) -> list[str]:
+    return ["-", "-"] if found is None else [f"{found['p50']:.1f}", f"{found['p99']:.1f}"]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def test_a_short_run_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(decoded) == 310, "each result once, as a user would"
     assert found["submit"] > 0
     assert found["drain"] > 0
-    assert 0 < found["p50"] <= found["p99"]
+    # The worker's time is the server's in whole milliseconds: it may be one less than the client's.
+    assert -2 < found["p50"] <= found["p99"]
+    assert 0 < found["result"]["p50"] <= found["result"]["p99"]
+    assert found["p50"] < found["result"]["p50"] + 1
     table = queue.tables(
         {"jobs": 300, "peer_jobs": 1, "rate": 50, "queues": {"millstream": found, "arq": {"why": "no"}}}
     )["queue"]
