@@ -10,6 +10,7 @@ from pathlib import Path
 import fakeredis
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 import engine  # noqa: F401  first: it says how OpenMP's threads wait, which torch reads when it is loaded
 from tests.leaks import assert_nothing_leaked
@@ -19,6 +20,11 @@ from tests.servers import KINDS, RealServer, require
 # Tests send Ctrl-C to programs they start. What a script runs in the background (`make test &`, nohup) ignores that
 # signal, and its children do: none of them would hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hypothesis lets an example fail that takes 200 ms, and a test whose examples are drawn slowly: what shares the
+# machine decides that, not the code.
+settings.register_profile("millstream", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("millstream")
 
 
 @pytest.fixture(scope="session")
