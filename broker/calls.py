@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from broker.keys import Keys
+from broker.loading import Loading, read_loading
 from broker.parts import in_parts
 from broker.script import Arg, Call, load
 from broker.submission import job_args, payload_bytes
@@ -136,6 +137,7 @@ class Status:
     workers: tuple[WorkerBeat, ...]
     delayed: int = 0
     """How many of those that wait do so for their time."""
+    loading: tuple[Loading, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,14 +360,17 @@ def status(keys: Keys) -> Call[Status]:
     """The queue at a glance."""
 
     def read(reply: list[Any]) -> Status:
-        now, bound, entries, size, running, dead, paused, delayed, beats = reply
+        now, bound, entries, size, running, dead, paused, delayed, beats, told = reply
         workers = []
         for worker, beat in zip(beats[::2], beats[1::2], strict=True):
             at, _, info = _text(beat).partition(" ")
             workers.append(WorkerBeat(_text(worker), int(now) - int(at), json.loads(info)))
         fingerprint = Fingerprint.model_validate_json(bound) if bound is not None else None
         waiting = entries - running
-        return Status(fingerprint, waiting, running, size, dead, paused == 1, tuple(workers), delayed)
+        loading = read_loading(told, int(now), ALIVE_MS, {beat.worker for beat in workers})
+        return Status(
+            fingerprint, waiting, running, size, dead, paused == 1, tuple(workers), delayed, loading
+        )
 
     return Call(load("status"), keys.meta, (keys.base,), read)
 

@@ -43,6 +43,11 @@ class Keys:
         return f"{self.base}workers"
 
     @property
+    def loading(self) -> str:
+        """Hash: what a worker says while it loads its first model; expires."""
+        return f"{self.base}loading"
+
+    @property
     def leases(self) -> str:
         """Sorted set: job id by the server time (ms) at which its lease lapses."""
         return f"{self.base}leases"

@@ -30,6 +30,7 @@ from broker import calls
 from broker.calls import Leased
 from broker.failpoints import reached
 from broker.faults import passes
+from broker.loading import leave, note_loading
 from broker.queue import AsyncQueue
 from engine.interface import DeviceLost
 from protocol import ModelMismatch
@@ -163,8 +164,7 @@ class Worker:
                 await asyncio.wait({leasing})
                 await self._ledger.hand_back()
                 await cancel_all(tasks)
-                client: Any = self._link.queue.client
-                await self._link.insist(lambda: client.hdel(self._keys.workers, self.id))
+                await self._link.run(leave(self._keys, self.id))
         except TimeoutError:
             lease_s = self._settings.lease_s
             log.warning("redis is away: %d leases lapse within %g s", len(self._ledger), lease_s)
@@ -355,10 +355,12 @@ class Worker:
 
     async def _beat_loop(self) -> None:
         said = time.monotonic()
+        while not self._ledger.model_name:  # not before the first model is loaded
+            await self._link.run(note_loading(self._keys, self.id, self._settings.model))
+            await asyncio.sleep(BEAT_S)
         while True:
             await asyncio.sleep(BEAT_S)
-            if self._ledger.model_name:  # not before the first model is loaded
-                await self._beat()
+            await self._beat()
             if time.monotonic() - said >= WINDOW_S:
                 said = time.monotonic()
                 line = self._figures.line()

@@ -29,6 +29,7 @@
 --   <base>batches-swept    string  there for 30 s after somebody looked at all batches: broker/batches.py
 --   <base>dead             stream  {id, reason, raw, attempt, worker}: dead letters
 --   <base>workers          hash    worker -> "<server ms> <json>"
+--   <base>loading          hash    worker -> "<server ms> <since, server ms> <model>": it loads its first model; expires
 --   <base>control          channel wake, cancel:<id>
 --
 -- ARGV[1] is always the base.

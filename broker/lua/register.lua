@@ -17,5 +17,6 @@ if bound and bound ~= ARGV[3] then
   redis.call('DEL', base .. 'workers')
 end
 redis.call('HSET', meta, 'fingerprint', ARGV[3])
+redis.call('HDEL', base .. 'loading', ARGV[2])
 redis.call('HSET', base .. 'workers', ARGV[2], string.format('%.0f', now) .. ' {}')
 return {'ok'}

@@ -186,5 +186,7 @@ class Outlook:
         if not any(beat.alive for beat in status.workers):
             if self._own_worker:
                 return "the worker is loading the model"
+            if status.loading:
+                return f"no worker serves queue {name} yet: one loads its model"
             return f"no worker serves queue {name} yet: start `millstream worker --model M --queue {name}`"
         return f"queue {name} is full: waiting for room" if full else None

@@ -26,8 +26,14 @@ def note_torn(torn: Sequence[str]) -> None:
 
 def note_missing_worker(client: Client) -> None:
     """Say so if nobody would run the job."""
-    if not any(beat.alive for beat in client.status().workers):
-        name = client.queue.keys.queue
+    status = client.status()
+    name = client.queue.keys.queue
+    if any(beat.alive for beat in status.workers):
+        return
+    if status.loading:
+        one = status.loading[0]
+        note(f"no worker serves queue {name} yet: {printable(one.worker)} loads {printable(one.model)}")
+    else:
         note(f"no worker serves queue {name} yet: start `millstream worker --model M{_option(name)}`")
 
 

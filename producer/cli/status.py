@@ -13,6 +13,7 @@ from producer.cli.screen import printable
 
 if TYPE_CHECKING:
     from broker.calls import Status, WorkerBeat
+    from broker.loading import Loading
     from producer.client import Client
 
 _LOOK_EVERY_S = 0.2
@@ -69,11 +70,11 @@ def _when_ready(client: Client, deadline: float) -> Status:
 
 
 def _why_none(found: Status) -> str:
-    """What is known of the workers, none of which is alive. One that loads its model has not come yet."""
+    """What is known of the workers, none of which is ready."""
+    if found.loading:
+        return "; ".join(map(_loading_line, found.loading))
     if not found.workers:
-        return (
-            "none has come yet; one that loads its model comes once it is ready, its log says how far it is"
-        )
+        return "none has come yet"
     last = min(found.workers, key=lambda beat: beat.age_ms)
     model = printable(last.info.get("model", "a model that it has not told"))
     return f"the last was {printable(last.worker)} with {model}, heard of {last.age_ms / 1000:.0f} s ago"
@@ -97,6 +98,10 @@ def _as_dict(queue: str, found: Status) -> dict[str, Any]:
             {**beat.info, "worker": beat.worker, "age_s": beat.age_ms / 1000, "alive": beat.alive}
             for beat in found.workers
         ],
+        "loading": [
+            {"worker": one.worker, "model": one.model, "since_s": one.since_ms / 1000}
+            for one in found.loading
+        ],
     }
 
 
@@ -108,10 +113,16 @@ def _show(queue: str, found: Status) -> None:
         f"{found.waiting:,} waiting{for_their_time}, {found.running:,} running ({found.bytes:,} bytes), "
         f"{found.dead:,} dead letters"
     )
-    if not found.workers:
+    for one in found.loading:
+        print(_loading_line(one))
+    if not found.workers and not found.loading:
         print("no worker")
     for beat in found.workers:
         print("", *_worker_lines(beat), sep="\n")
+
+
+def _loading_line(one: Loading) -> str:
+    return f"{printable(one.worker)} loads {printable(one.model)} since {one.since_ms / 1000:.0f} s"
 
 
 def _worker_lines(beat: WorkerBeat) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from broker import batches, calls, clearing, dead_letters
 from broker.calls import Handback, Submitted
 from broker.keys import Keys
+from broker.loading import leave, note_loading
 from broker.queue import Queue
 from broker.script import Call
 from protocol import Result, encode_terminal
@@ -255,6 +256,17 @@ CASES = [
     Case("clear", "running", clear_running, told=(clearing.Cleared(0, 0), "")),
     Case("heartbeat", "known", heartbeat),
     Case("heartbeat", "forgotten", heartbeat_of_a_forgotten_worker),
+    Case("loading", "first", lambda _: note_loading(KEYS, "w1", "m")),
+    Case(
+        "loading",
+        "again",
+        lambda queue: (queue.run(note_loading(KEYS, "w1", "m")), note_loading(KEYS, "w1", "m"))[1],
+    ),
+    Case(
+        "leave",
+        "one that loads",
+        lambda queue: (queue.run(note_loading(KEYS, "w1", "m")), leave(KEYS, "w1"))[1],
+    ),
     Case("register", "first", lambda _: calls.register(KEYS, "w1", MODEL)),
     Case("register", "another model", register_another),
     Case("register", "in place of another model", register_in_place_of_another),

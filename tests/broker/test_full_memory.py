@@ -17,7 +17,7 @@ from tests.broker.seen import seen, without_times
 from tests.broker.steps import snapshot
 from tests.servers import RealServer
 
-NEVER_REFUSED = {"status", "look", "dead_list", "dead_show", "dead_purge", "forget"}
+NEVER_REFUSED = {"status", "look", "dead_list", "dead_show", "dead_purge", "forget", "leave"}
 """Scripts that only read, or give memory back."""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from broker import batches, calls, clearing, dead_letters
 from broker.keys import Keys
+from broker.loading import leave, note_loading
 from broker.queue import Queue
 from broker.script import SHARED, load
 from tests.broker.steps import MODEL, Worker, end, job, key_names, put, say
@@ -118,6 +119,7 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
         "memo",
         "channel",
         "workers",
+        "loading",
         "tenants",
         "times",
         "unpack(jobs",
@@ -155,6 +157,8 @@ def test_calls_declare_their_key_and_carry_no_time(monkeypatch: pytest.MonkeyPat
                 calls.look(keys, "a"),
                 calls.register(keys, "w", MODEL),
                 calls.heartbeat(keys, "w", {}),
+                note_loading(keys, "w", "m"),
+                leave(keys, "w"),
                 calls.status(keys),
                 calls.forget(keys, "r", [("a", "1-1")]),
                 calls.pause(keys, True),

@@ -271,6 +271,7 @@ def test_every_key_is_in_the_table_and_in_the_scripts() -> None:
     made |= {
         KEYS.meta,
         KEYS.workers,
+        KEYS.loading,
         KEYS.weights,
         KEYS.dead,
         KEYS.leases,

@@ -33,7 +33,7 @@ NUMBERS = itertools.count()
 
 def die(queue: Queue, job_id: str = "a", reason: str = "crashed_worker") -> None:
     """The job waits alone in the queue; it runs, writes a token and is convicted."""
-    lease = Worker(queue, f"w{next(NUMBERS)}").lease_one()
+    lease = Worker(queue, f"killed-{next(NUMBERS)}").lease_one()
     assert lease.id == job_id
     say(queue, lease, lease.logged + 1, "x")
     assert end(queue, lease, lease.logged + 1, "x", state="dead", dead_reason=reason) == "ok"
@@ -75,7 +75,7 @@ def test_letters_are_listed_in_order_and_in_pages(queue: Queue) -> None:
         pages.append(letters(queue, 2, pages[-1][-1].letter))
     assert [letter.job_id for page in pages for letter in page] == names
     first = pages[0][0]
-    assert (first.reason, first.attempt, first.worker) == ("crashed_worker", 1, f"w{number}")
+    assert (first.reason, first.attempt, first.worker) == ("crashed_worker", 1, f"killed-{number}")
     assert (first.size, first.raw) == (len(Job(id="j0", prompt="p").encode()), None)
 
 

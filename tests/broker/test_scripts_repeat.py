@@ -11,6 +11,7 @@ import pytest
 from broker import calls
 from broker.calls import Call, Lease
 from broker.keys import Keys
+from broker.loading import leave, note_loading
 from broker.queue import Queue
 from tests.broker.steps import (
     LONG_MS,
@@ -41,7 +42,8 @@ def twice(queue: Queue, call: Call[Any]) -> tuple[Any, Any]:
     second = queue.run(call)
     after = snapshot(queue)
     for held in (before, after):
-        held.pop(queue.keys.workers.encode(), None)
+        for told in (queue.keys.workers, queue.keys.loading):
+            held.pop(told.encode(), None)
         held[b"leased"] = sorted(name for name, _ in held.pop(queue.keys.leases.encode(), []))
     assert after == before
     return first, second
@@ -74,6 +76,8 @@ SAME_ANSWER: dict[str, Callable[[Queue], Call[Any]]] = {
         KEYS, leased(queue), 2, "xy", state="dead", dead_reason="why"
     ),
     "finish beyond a gap": lambda queue: finish_call(KEYS, leased(queue), 7),
+    "loading": lambda _: note_loading(KEYS, "w1", "m"),
+    "leave": lambda queue: (queue.run(calls.register(KEYS, "w1", MODEL)), leave(KEYS, "w1"))[1],
     "register": lambda _: calls.register(KEYS, "w1", MODEL),
     "look": lambda queue: calls.look(KEYS, leased(queue).id),
 }

@@ -7,6 +7,7 @@ from typing import Any
 from broker import calls
 from broker.calls import FORGET_WORKER_MS
 from broker.keys import Keys
+from broker.loading import Loading, leave, note_loading
 from broker.queue import Queue
 from protocol import Fingerprint
 from tests.broker.steps import MODEL, Worker, beat_at, end, hear, lapse, put
@@ -83,6 +84,51 @@ def test_workers_are_forgotten_after_ten_minutes(queue: Queue) -> None:
     assert workers["w1"].info == {"slots": 4}
     assert 0 <= workers["w1"].age_ms < 2000
     assert FORGET_WORKER_MS - 5000 <= workers["silent"].age_ms < FORGET_WORKER_MS
+
+
+def loading(queue: Queue) -> dict[str, Loading]:
+    return {one.worker: one for one in queue.run(calls.status(KEYS)).loading}
+
+
+def say_it_was(queue: Queue, worker: str, ago_ms: int, since_ms: int) -> None:
+    """As if a worker had last said so long ago that it has been loading for so long."""
+    seconds, micros = queue.client.time()
+    now = int(seconds) * 1000 + int(micros) // 1000
+    queue.client.hset(KEYS.loading, worker, f"{now - ago_ms} {now - since_ms} a model")
+
+
+def test_a_worker_that_loads_is_shown_until_it_registers_or_leaves(queue: Queue) -> None:
+    queue.run(note_loading(KEYS, "w1", "org/model"))
+    queue.run(note_loading(KEYS, "w2", "org/model"))
+    assert {(one.worker, one.model) for one in loading(queue).values()} == {
+        ("w1", "org/model"),
+        ("w2", "org/model"),
+    }
+    assert queue.run(calls.status(KEYS)).workers == ()
+    register(queue, "w1", MODEL)
+    assert set(loading(queue)) == {"w2"}
+    queue.run(leave(KEYS, "w2"))
+    queue.run(leave(KEYS, "w1"))
+    status = queue.run(calls.status(KEYS))
+    assert (status.loading, status.workers) == ((), ())
+    assert not queue.client.exists(KEYS.loading, KEYS.workers)
+
+
+def test_what_a_worker_said_before_it_registered_may_come_late(queue: Queue) -> None:
+    register(queue, "w1", MODEL)
+    queue.run(note_loading(KEYS, "w1", "org/model"))
+    assert loading(queue) == {}
+
+
+def test_since_when_it_loads_stays_and_who_says_nothing_is_forgotten(queue: Queue) -> None:
+    say_it_was(queue, "w1", ago_ms=3000, since_ms=100_000)
+    say_it_was(queue, "silent", ago_ms=calls.ALIVE_MS + 1000, since_ms=100_000)
+    say_it_was(queue, "killed", ago_ms=61_000, since_ms=100_000)
+    queue.run(note_loading(KEYS, "w1", "org/model"))
+    assert set(loading(queue)) == {"w1"}
+    assert 100_000 <= loading(queue)["w1"].since_ms < 110_000
+    assert set(queue.client.hkeys(KEYS.loading)) == {b"w1", b"silent"}
+    assert 0 < queue.client.pttl(KEYS.loading) <= 60_000
 
 
 def test_status_counts(queue: Queue) -> None:

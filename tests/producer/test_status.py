@@ -10,6 +10,7 @@ from broker import calls
 from broker.calls import Status, WorkerBeat
 from broker.connection import connect
 from broker.keys import Keys
+from broker.loading import Loading, note_loading
 from broker.queue import Queue
 from producer.cli.status import _as_dict, _show
 from protocol import Fingerprint
@@ -113,12 +114,15 @@ def test_who_waits_for_a_worker_is_told_what_for(program: Program, url: str) -> 
     waited = program("status", "--wait-ready", "0.01", "--json")
     assert (waited.returncode, json.loads(waited.stdout)["workers"]) == (1, [])
     first, last = waited.stderr.splitlines()
-    assert first.startswith(
-        "millstream: waiting for a worker of queue default: none has come yet; one that loads"
-    )
-    assert last.startswith("millstream: no worker serves queue default after 0.01 s: none has come yet; ")
+    assert first.startswith("millstream: waiting for a worker of queue default: none has come yet")
+    assert last.startswith("millstream: no worker serves queue default after 0.01 s: none has come yet")
     assert program("status", "--wait-ready", "0").stderr.count("\n") == 1
     queue = Queue(connect(url), Keys())
+    queue.run(note_loading(queue.keys, "w1", "org/large"))
+    loads = program("status", "--wait-ready", "0.01", "--json")
+    assert (loads.returncode, loads.stderr.count("w1 loads org/large since 0 s")) == (1, 2)
+    (told,) = json.loads(loads.stdout)["loading"]
+    assert (told["worker"], told["model"], 0 <= told["since_s"] < 60) == ("w1", "org/large", True)
     queue.run(calls.register(queue.keys, "w1", Fingerprint(name="tiny")))
     assert program("status", "--wait-ready", "5").stderr == ""
     at = int(queue.client.time()[0]) * 1000 - 450_000
@@ -127,3 +131,8 @@ def test_who_waits_for_a_worker_is_told_what_for(program: Program, url: str) -> 
     assert (gone.returncode, len(gone.stderr.splitlines())) == (1, 2)
     assert "the last was w1 with tiny, heard of 4" in gone.stderr
     queue.close()
+
+
+def test_a_worker_that_loads_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    found = Status(None, 0, 0, 0, 0, False, (), loading=(Loading("w1", "org/large\x1b[2J", 312_400),))
+    assert shown(capsys, found)[-1] == "w1 loads org/large?[2J since 312 s"

@@ -102,25 +102,25 @@ def test_a_lease_that_is_granted_while_it_stops_is_not_left_behind(
         assert result(queue, "j").text == words(5)
 
 
-def test_told_while_the_model_loads(
-    queue: Queue,  # noqa: ARG001
-    workers: Workers,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_told_while_the_model_loads(queue: Queue, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     async def loads_for_ever(*_: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(InsideModel, "load", loads_for_ever)
 
+    def loading() -> list[tuple[str, str]]:
+        return [(one.worker, one.model) for one in queue.run(calls.status(queue.keys)).loading]
+
     async def story() -> None:
         worker = make_worker(workers.url, grace_s=30)
         async with running(worker) as task:
-            await asyncio.sleep(0.05)
+            await until_here(lambda: loading() == [(worker.id, "dry-run:words")], "it says that it loads")
             worker.stop()
             async with asyncio.timeout(2):
                 await task
 
     inside(monkeypatch, story)
+    assert loading() == []
 
 
 @pytest.mark.parametrize("times", [1, 2])
