@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import psutil
 import pytest
 
 from broker.queue import Queue
@@ -43,7 +44,12 @@ def test_a_signal_while_the_model_loads_is_the_workers_too(workers: Workers) -> 
 def test_a_model_process_that_hangs_while_it_loads_does_not_outlive_its_worker(workers: Workers) -> None:
     """It does not notice that its pipe closes, so it is killed."""
     worker = workers.start()
-    until(lambda: "loading" in worker.log, "its model process is started")
+    children = psutil.Process(worker.process.pid).children
+    # Before that it is a fork that its parent waits for (vfork): both would stand still.
+    until(
+        lambda: any("worker.child" in child.cmdline() for child in children()),
+        "its model process runs its own program",
+    )
     model_process = worker.model_process()
     model_process.suspend()
     worker.signal(signal.SIGTERM)
