@@ -264,8 +264,11 @@ class Types:
         for name in names:
             if name in self.mixed:
                 continue
+            cells = [row.get(name) for row in rows]
             try:
-                found = pa.array([row.get(name) for row in rows]).type
+                found = pa.array(cells).type
+                if any(_takes_truth_for_number(found, cell) for cell in cells):
+                    raise pa.ArrowTypeError(f"{name} holds numbers and truth values")
                 self._types[name] = _wider(self._types.get(name, pa.null()), found)
             except (pa.ArrowException, OverflowError):
                 self.mixed.add(name)
@@ -289,6 +292,19 @@ def _has_empty_object(type: pa.DataType) -> bool:
     if pa.types.is_struct(type) and type.num_fields == 0:
         return True
     return any(_has_empty_object(type.field(number).type) for number in range(type.num_fields))
+
+
+def _takes_truth_for_number(type: pa.DataType, cell: Any) -> bool:
+    """Whether Arrow would write true as 1.0: behind a fraction it does, where it refuses any other mixture."""
+    import pyarrow as pa
+
+    if pa.types.is_floating(type):
+        return isinstance(cell, bool)
+    if pa.types.is_list(type) and cell is not None:
+        return any(_takes_truth_for_number(type.value_type, item) for item in cell)
+    if pa.types.is_struct(type) and cell is not None:
+        return any(_takes_truth_for_number(field.type, cell.get(field.name)) for field in type)
+    return False
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:

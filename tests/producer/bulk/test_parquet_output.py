@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,24 @@ LINES = Inputs([Input("in.jsonl", None, "jsonl")])
 @example([{"x": [{"a": {}, "b": {}}]}, {"x": [{"a": {"b": 1}}]}])
 @example([{"x": 2**53 + 1}, {"x": 0.5}])
 @example([{"x": {"a": [0.5]}}, {"x": {"a": [-(2**53) - 1]}}, {"y": 1}])
+@example([{"x": [0.5, False]}])
+@example([{"x": {"a": [0.5]}}, {"x": {"a": [True]}}])
 def test_whatever_rows_hold_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
-    path = tmp_path_factory.mktemp("rows") / "out.parquet"
+    assert_it_comes_back(tmp_path_factory.mktemp("rows") / "out.parquet", rows, at_once=1)
+    assert_it_comes_back(tmp_path_factory.mktemp("rows") / "out.parquet", rows, at_once=4)
+
+
+def test_a_truth_value_is_no_number(tmp_path: Path) -> None:
+    """Arrow takes it for 1.0 behind a fraction, and in no other place."""
+    for number, values in enumerate(permutations([0.5, False, 1])):
+        path = tmp_path / f"{number}.parquet"
+        write_answers(path, lambda rows=values: map(answered, [{"x": value} for value in rows]), LINES)
+        assert pq.read_table(path)["x"].to_pylist() == [json.dumps(value) for value in values]
+
+
+def assert_it_comes_back(path: Path, rows: list[Any], at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parquet_output, "AT_ONCE", 1)
+        patch.setattr(parquet_output, "AT_ONCE", at_once)
         write_answers(path, lambda: map(answered, rows), LINES)
     read = pq.read_table(path).to_pylist()
     for row, back in zip(rows, read, strict=True):
