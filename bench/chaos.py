@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import shutil
 import sys
@@ -51,7 +52,9 @@ WATCHERS_CALM_S = 20.0
 READY_S = 300.0
 LOOK_AGAIN_S = 0.1
 DECKS_SPREAD_OVER = 3
-"""For so many decks' time the jobs would last if each kind of disturbance were as late in taking place."""
+"""For so many decks' time the jobs last, all but the last, if a kind of disturbance is as late in taking place."""
+KEPT_BACK = 0.1
+"""Share of the jobs that come one by one, ever more slowly, while a kind of disturbance has yet to take place."""
 FAILING = 0.01
 FLAKY = 0.05
 """Share of the attempts that fail with an error that can pass."""
@@ -239,7 +242,7 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
     people, schedule = stage.people, stage.schedule
     disturbing = asyncio.create_task(schedule.run())
     submitting = asyncio.create_task(
-        people.submit(part.plans, partial(_room, part, stage, stage.referee.now))
+        people.submit(part.plans, partial(_room, part, setting, stage, stage.referee.now))
     )
     with suppress(TimeoutError):
         async with asyncio.timeout(60 * setting.minutes):
@@ -257,7 +260,7 @@ async def _disturbed(part: Part, setting: Setting, stage: Stage) -> None:
                 await people.an_end(LOOK_AGAIN_S)
 
 
-def _room(part: Part, stage: Stage, began: float) -> int:
+def _room(part: Part, setting: Setting, stage: Stage, began: float) -> int:
     """How many jobs may be submitted now; at first they are spread, so that no disturbance comes when all is over.
 
     Since `began`, when workers were ready: starting a model may take as long as a deck.
@@ -265,9 +268,23 @@ def _room(part: Part, stage: Stage, began: float) -> int:
     room = part.most_open - stage.people.open
     if stage.schedule.every_kind_done.is_set():
         return room
-    spread_s = DECKS_SPREAD_OVER * len(part.kinds) * part.gap_s
-    due = int(len(part.plans) * (stage.referee.now - began) / spread_s)
+    due = due_jobs(len(part.plans), stage.referee.now - began, part, setting)
     return min(room, due - len(stage.people.accepted))
+
+
+def due_jobs(jobs: int, seconds: float, part: Part, setting: Setting) -> int:
+    """How many jobs are to have come after so long, if a kind of disturbance has yet to take place.
+
+    On a slow machine that takes longer than the jobs would last. So most come evenly; the others evenly too, but on a
+    logarithmic scale of time, and the last one when the time is over. Some kinds need jobs that run: none is kept
+    back altogether.
+    """
+    spread_s = DECKS_SPREAD_OVER * len(part.kinds) * part.gap_s
+    kept = math.ceil(KEPT_BACK * jobs)
+    if seconds < spread_s:
+        return int((jobs - kept) * seconds / spread_s)
+    longest = math.log(max(60 * setting.minutes / spread_s, 2.0))
+    return jobs - kept + min(int(kept * math.log(seconds / spread_s) / longest), kept)
 
 
 async def _account(plan: Plan, expected: Expected, stage: Stage) -> Account:
