@@ -66,8 +66,7 @@ def listener(answer: bytes | None) -> Iterator[str]:
 
 
 def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"redis://127.0.0.1:{server.getsockname()[1]}"
+    return f"redis://127.0.0.1:{free_port()}"
 
 
 def test_the_flag_beats_redis_url_beats_ours() -> None:

@@ -12,6 +12,15 @@ from tests.conftest import emptied, shared_server
 from tests.servers import RealServer, ValkeyServer
 from tests.worker.harness import Workers, queue_at
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """More time for whoever waits for processes, several times in a test: `harness.DEADLINE_S` each time."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
 
 @pytest.fixture
 def server_kind() -> str:

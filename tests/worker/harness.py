@@ -29,7 +29,8 @@ ON_BOTH_SERVERS = pytest.mark.parametrize(
     "server_kind", [ValkeyServer.kind, pytest.param(DebianRedisServer.kind, marks=pytest.mark.long)]
 )
 """For tests that take `queue`: on the server that comes along, and at length on the oldest one that will do."""
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+"""Whatever a worker is waited for: to load torch takes it 10 s of a core, which many share."""
 
 
 def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:

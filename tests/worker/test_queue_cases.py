@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from broker.queue import Queue
 from broker.watch import follow
 from millstream import Client, Job
 from protocol import JobNotFound, RequestError, TokenEvent
+from tests.broker.steps import server_ms
 from tests.broker.test_scripts_lease import FOREIGN
 from tests.worker.harness import (
     ON_BOTH_SERVERS,
@@ -64,12 +66,13 @@ def test_e10_nothing_is_trimmed_however_far_the_worker_is_behind(
     queue: Queue, workers: Workers, client: Client
 ) -> None:
     workers.start(model="dry-run:echo?delay=20ms").ready()
+    client.pause()
     handles = client.submit_many(
         Job(id=f"j{n}", prompt=f"p{n}", run="r", stream=False) for n in range(10_000)
     )
     server: Any = queue.client
-    most = server.xlen(queue.keys.jobs("normal", "default"))
-    assert most > 1000, "the worker was not behind"
+    assert server.xlen(queue.keys.jobs("normal", "default")) == 10_000
+    client.resume()
 
     def ended() -> int:
         return sum(len(states) for _, states in server.xrange(queue.keys.done("r")))
@@ -94,7 +97,7 @@ def test_e15_foreign_entries_and_large_prompts_hold_up_nobody(
     stream = queue.keys.jobs("normal", "default")
     for fields in FOREIGN:
         server.xadd(stream, fields)
-    assert client.submit("good one").result(timeout=10).text == "good one"
+    assert client.submit("good one").result(timeout=60).text == "good one"
     letters = client.dead.list()
     assert len(letters) == len(FOREIGN)
     assert {letter.reason for letter in letters} == {"not_a_job", "lost_payload"}
@@ -106,15 +109,16 @@ def test_e15_foreign_entries_and_large_prompts_hold_up_nobody(
 
     live = client.submit(words(100), id="live")
     heard: list[float] = []
-    large = None
-    for event in follow(client.queue, live.id):
+    large = threading.Thread(target=lambda: client.submit("w " * (1 << 19), id="large"))
+    for event in follow(queue, live.id):
         if isinstance(event, TokenEvent):
             heard.append(time.monotonic())
-        if len(heard) == 5 and large is None:
-            large = client.submit("w " * (1 << 19), id="large")
-    assert large is not None
-    assert max(later - before for before, later in itertools.pairwise(heard)) < 1.0
-    refused = large.result(timeout=20)
+        if len(heard) == 5:
+            large.start()
+    large.join()
+    assert max(later - before for before, later in itertools.pairwise(heard)) < 5.0, "with pieces of 50 ms"
+    assert client.job("live").result(timeout=0).attempt == 1
+    refused = client.job("large").result(timeout=60)
     assert refused.error is not None
     assert (refused.state, refused.error.code) == ("failed", "context_length_exceeded")
     assert (worker.process.poll(), worker.process.pid) == (None, pid)
@@ -195,6 +199,7 @@ def test_e17_no_clock_but_the_servers_decides(
         assert clock.with_name(name + ".used").exists(), "the worker's clock is not the skewed one"
         return clock
 
+    server: Any = queue.client
     first_clock = start("first", 0)
     submit(queue, "j1", words(50))
     until(lambda: logged(queue, "j1") >= 3, "running")
@@ -202,15 +207,19 @@ def test_e17_no_clock_but_the_servers_decides(
     with Client(workers.url, "nobody-serves-it") as producer:
         true = time.time
         monkeypatch.setattr(time, "time", lambda: true() - 3600)
-        submitted = time.monotonic()
+        before = server_ms(queue)
         late = producer.submit("x", deadline_in_s=10)
+        deadline = int(server.hget(producer.queue.keys.job(late.id), "deadline"))
+        assert before + 10_000 <= deadline <= server_ms(queue) + 10_000
         assert ended(queue, "j1").text == words(50)
         second_clock.write_text("-3600")
         submit(queue, "j2", words(50))
         until(lambda: logged(queue, "j2") >= 10, "running")
         first_clock.write_text("-30")
         assert ended(queue, "j2").text == words(50)
-        until(lambda: late.status().state == "expired", "its deadline", 20)
-        assert abs(time.monotonic() - submitted - 10) < 1
+        until(lambda: late.status().state == "expired", "its deadline")
+        expired_at = late.result(timeout=0).finished_at
+        assert expired_at is not None
+        assert 0 <= expired_at - deadline / 1000 < 20
     assert {result(queue, name).attempt for name in ("j1", "j2")} == {1}
     nothing_left(queue)

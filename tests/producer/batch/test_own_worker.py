@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker import batches
+from producer.batch.slices import Slice
 from tests.producer.batch.setup import ROWS, Bench, may_sweep
 from tests.producer.bulk.orders import write_rows
 from tests.producer.bulk.processes import wait_for
@@ -58,17 +60,29 @@ def test_slices_look_after_the_other_batches(bench: Bench, lost: str) -> None:
 
 
 @pytest.mark.long
-def test_a_slice_whose_process_was_killed_is_put_in_line_by_rq(bench: Bench, tmp_path: Path) -> None:
+def test_a_slice_whose_process_was_killed_is_put_in_line_by_rq(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch_id = bench.submit(write_rows(tmp_path / "in.jsonl", ROWS))
+    at_work, work = tmp_path / "at-work", Slice.work
+
+    def stays(slice: Slice) -> None:
+        if slice.number == 2:
+            at_work.touch()
+            threading.Event().wait()
+        work(slice)
+
     child = os.fork()
     if child == 0:
         try:
+            monkeypatch.setattr(Slice, "work", stays)
             bench.work()
         finally:
             os._exit(1)
     client: Any = bench.rq
     started = f"rq:wip:{LINE.removeprefix('rq:queue:')}"
-    assert wait_for(lambda: f"{batch_id}-2" in str(client.zrange(started, 0, -1)), 20)
+    assert wait_for(at_work.exists, 60)
+    assert f"{batch_id}-2" in str(client.zrange(started, 0, -1))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     for job_id in client.zrange(started, 0, -1):

@@ -22,6 +22,7 @@ from producer.bulk import window
 from producer.bulk.generate import generate
 from producer.bulk.interrupt import Interrupt
 from producer.bulk.places import Places
+from producer.bulk.progress import Lines
 from protocol import BrokerUnreachable, Fingerprint, Job, MillstreamError
 from tests.producer.bulk.orders import order, read_rows, write_rows
 from tests.producer.fake_worker import Failure, FakeWorker, echo
@@ -323,13 +324,21 @@ def test_memory_holds_a_window_and_not_the_file(url: str, tmp_path: Path) -> Non
     assert (tmp_path / "out.jsonl").stat().st_size > source.stat().st_size
 
 
-def test_a_run_that_waits_says_for_what(program: Program, url: str, tmp_path: Path) -> None:
+def test_a_run_that_waits_says_for_what(
+    program: Program, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_rows(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    said, note = threading.Event(), Lines.note
+
+    def heard(lines: Lines, text: str) -> None:
+        note(lines, text)
+        if "no worker" in text:
+            said.set()
+
+    monkeypatch.setattr(Lines, "note", heard)
 
     def come_late() -> None:
-        with connect(url) as client:
-            while not client.keys("*:job:*"):
-                time.sleep(0.01)
+        said.wait(60)
         with FakeWorker(url, "late") as worker:
             while not worker.answered:
                 time.sleep(0.01)
