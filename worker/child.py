@@ -15,8 +15,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import BinaryIO
 
@@ -41,6 +42,8 @@ from worker.frames import (
 )
 from worker.garbage import collect_rarely
 from worker.preparation import Arrived, Inbox, Preparation, Unfit
+
+log = logging.getLogger("millstream.model")
 
 READ_AT_ONCE = 1 << 16
 """Bytes: what a pipe holds. Python would read 8 KiB at a time, and another thread take over at every read."""
@@ -75,14 +78,33 @@ def read_frames(source: BinaryIO, loading: Future[EngineCore], inbox: Inbox) -> 
     It reads from the start, while the model still loads, so that this holds then too.
     """
     preparation: Preparation | None = None
-    while (body := read(source)) is not None:
-        preparation = preparation or Preparation(loading.result(), inbox)
-        for said in decode_to_model(body):
-            if isinstance(said, Run):
-                preparation.run(said)
-            elif isinstance(said, Drop):
-                preparation.drop(said)
+    with a_fault_ends_the_process():  # nobody else would ever notice that the parent is gone
+        while (body := read(source)) is not None:
+            preparation = preparation or Preparation(loading.result(), inbox)
+            for said in decode_to_model(body):
+                if isinstance(said, Run):
+                    preparation.run(said)
+                elif isinstance(said, Drop):
+                    preparation.drop(said)
     os._exit(0)
+
+
+@contextmanager
+def a_fault_ends_the_process() -> Iterator[None]:
+    """Whatever is raised is logged, and the process ends at once, which its parent counts as a crash.
+
+    Python as it ends would wait for every thread that prepares a job: for minutes, in which the parent hears nothing
+    and the jobs stand still.
+    """
+    try:
+        yield
+    except BaseException:
+        try:
+            log.exception("the model process ends")
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
 
 
 def run(engine: EngineCore, inbox: Inbox, sink: BinaryIO) -> None:
@@ -210,6 +232,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     source = os.fdopen(int(sys.argv[1]), "rb", READ_AT_ONCE)
     sink = os.fdopen(int(sys.argv[2]), "wb")
+    with a_fault_ends_the_process():
+        serve(source, sink)
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """What `main` does, over the parent's pipes. Ends the process, unless the parent leaves before it says a word."""
     first = read(source)
     if first is None:
         return

@@ -139,9 +139,13 @@ class Ledger:
                 self._run(held)
 
     def _run(self, held: Held) -> None:
-        """Send a job to the model process. A suspect is to blame once it has arrived: the process may be dying
-        already, and the ends of its neighbours, which made it be alone, its last words.
+        """Send a job to the model process, unless it is about to end: its Drop may have been said, or never will be.
+
+        A suspect is to blame once it has arrived: the process may be dying already, and the ends of its neighbours,
+        which made it be alone, its last words.
         """
+        if held.has_let_go or held.stop is not None:
+            return
         alone = held is self._quarantine.alone
         if self._to_model(Run(held.key, held.lease.payload, held.written, alone)):
             held.sent_at = time.monotonic()

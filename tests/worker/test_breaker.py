@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
 import pytest
 
 from broker import calls
 from broker.calls import Handback
+from broker.keys import Keys
 from broker.queue import Queue
 from engine.interface import DeviceLost
 from tests.worker.harness import Workers, nothing_left, result, submit, until, words
-from tests.worker.inside import CRASH, InsideModel, enqueue, inside, make_worker, model_of, running
+from tests.worker.inside import (
+    CRASH,
+    DEADLINE_S,
+    InsideModel,
+    enqueue,
+    inside,
+    make_worker,
+    model_of,
+    running,
+)
 from tests.worker.inside import until as until_here
 from worker import backoff
-from worker.frames import ToModel
+from worker.frames import Run, ToModel
+from worker.ledger import Ledger
 from worker.parent import Worker
+from worker.quarantine import ALONE_AFTER
 from worker.restarts import MOST_CRASHES, MOST_DEVICES, ModelGivenUp, Restarts
 
 LOST = DeviceLost("CUDA error: an illegal memory access was encountered")
@@ -213,6 +230,93 @@ def test_what_arrives_while_the_process_is_replaced_runs_in_the_next(
                 await until_here(lambda: queue.run(look).state == "succeeded", name)  # noqa: B023
 
     inside(monkeypatch, story)
+
+
+class Slow:
+    """A link whose server answers when the test says so, to the calls that end jobs or hand them back."""
+
+    def __init__(self) -> None:
+        self.keys = Keys()
+        self.asked: list[str] = []
+        self.answers = asyncio.Event()
+
+    async def run(self, call: Any) -> Any:
+        self.asked.append(call.script.name)
+        await self.answers.wait()
+        return 1 if call.script.name == "release" else ["gap" if "gap" in str(call.args) else "ok"]
+
+    async def run_all(self, spoken: Sequence[Any]) -> list[Any]:
+        return [await self.run(call) for call in spoken]
+
+
+@asynccontextmanager
+async def a_ledger() -> AsyncIterator[tuple[Ledger, Slow, list[ToModel], list[bool]]]:
+    """A ledger that stops jobs in time, its link, what it said to model processes, and whether there is one now."""
+    said: list[ToModel] = []
+    is_there = [False]
+    link: Any = Slow()
+
+    def to_model(frame: ToModel) -> bool:
+        if is_there[-1]:
+            said.append(frame)
+        return is_there[-1]
+
+    ledger = Ledger(link, "w", to_model)
+    stopping = asyncio.create_task(ledger.stop_in_time())
+    yield ledger, link, said, is_there
+    link.answers.set()
+    await until_here(lambda: not len(ledger), "all are let go")
+    stopping.cancel()
+
+
+def granted(job_id: str, deadline_ms: int | None = None, crashes: int = 0) -> calls.Lease:
+    return calls.Lease(job_id, 1, crashes, 0, 1, 1, b"{}", deadline_ms=deadline_ms)
+
+
+@pytest.mark.parametrize("crashes", [0, ALONE_AFTER])
+@pytest.mark.parametrize(
+    "why", ["cancelled", "its deadline", "its log has a gap", "cancelled, and not told yet"]
+)
+def test_the_next_process_is_not_given_what_is_about_to_end(why: str, crashes: int) -> None:
+    """Nobody would tell it that the job is over: it would run it to its end, for nobody."""
+
+    async def story() -> None:
+        async with a_ledger() as (ledger, link, said, is_there):
+            deadline = 20 if why == "its deadline" else None
+            await ledger.take([granted("gap" if "gap" in why else "j", deadline, crashes)])
+            if why == "cancelled, and not told yet":
+                await ledger._speaking.acquire()
+            if why != "its deadline":
+                ledger.cancel("gap" if "gap" in why else "j")
+            if why == "cancelled, and not told yet":
+                is_there.append(True)
+                ledger.run_again()
+                ledger._speaking.release()
+            await until_here(lambda: link.asked == ["finish"], "its end is on its way")
+            is_there.append(True)
+            ledger.run_again()
+            link.answers.set()
+            await until_here(lambda: not len(ledger), "it is over")
+            assert [frame for frame in said if isinstance(frame, Run)] == []
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
+
+
+def test_a_suspect_that_is_about_to_end_is_not_run_as_the_last_one_beside_it_goes() -> None:
+    """Its Drop has been said before."""
+
+    async def story() -> None:
+        async with a_ledger() as (ledger, link, said, is_there):
+            is_there.append(True)
+            await ledger.take([granted("mate"), granted("suspect", crashes=ALONE_AFTER)])
+            ledger.cancel("suspect")
+            await until_here(lambda: link.asked == ["finish"], "its end is on its way")
+            ledger._lose(next(held for held in ledger._held.values() if held.id == "mate"))
+            link.answers.set()
+            await until_here(lambda: not len(ledger), "it is over")
+            assert [frame.key for frame in said if isinstance(frame, Run)] == ["1:mate#1"]
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
 
 
 @pytest.mark.long
