@@ -22,6 +22,7 @@ from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
 from broker.address import EXAMPLES, Address, bad_url, parse, redact
+from broker.faults import is_busy
 from broker.finding import ASYNC_CONNECTIONS, CONNECTIONS, finder
 from broker.keys import Keys
 from broker.patience import Patient, PatientAsync
@@ -196,6 +197,8 @@ def _diagnose(error: Exception) -> _Fault:
             return _Fault("it is a replica", "Name its primary, or its sentinels.", may_pass=True)
         case redis_errors.ClusterDownError():
             return _Fault("the cluster is down", "Check its nodes.", may_pass=True)
+        case redis.ResponseError() if is_busy(error):
+            return _Fault("a script holds it up", "Try again in a moment, or SCRIPT KILL.", may_pass=True)
         case redis.TimeoutError() | TimeoutError():
             return _Fault(
                 "it did not answer in time", "Check the host, the port and any firewall.", may_pass=True

@@ -21,9 +21,20 @@ PASSING_WORDS = ("MISCONF ", "NOREPLICAS ", "BUSY ", "UNBLOCKED ")
 replica while it kept us waiting."""
 
 
+class ServerBusy(errors.ConnectionError):
+    """A script runs long, and the server answers nobody until it is over: as while it loads its data."""
+
+
 def passes(error: Exception) -> bool:
     """Whether waiting can mend it."""
     return isinstance(error, PASSING) or str(error).startswith(PASSING_WORDS)
+
+
+def is_busy(said: object) -> bool:
+    """Whether a reply, or what redis-py made of it in a pipeline, is that a script runs long."""
+    return isinstance(said, errors.ResponseError) and (
+        str(said).startswith("BUSY ") or " caused error: BUSY " in str(said)
+    )
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -6,6 +6,9 @@ lost is repeated too: every script answers a repetition as it answered the first
 What a server does not answer in time is not asked again within the few: a silent one was told of after four timeouts.
 redis-py connects, and asks whether a server is well, with tries of their own inside of those to call. The inner ones
 are left out, else what one of them waits is waited by each of the outer ones.
+
+BUSY (a script runs long) is to redis-py an error like any other, and in a pipeline a reply among others. It passes,
+so it is ridden out as LOADING is.
 """
 
 from __future__ import annotations
@@ -21,13 +24,30 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import AbstractBackoff
 from redis.retry import Retry
 
-from broker.faults import is_refusal
+from broker.faults import ServerBusy, is_busy, is_refusal
 
 T = TypeVar("T")
 
 PAUSE_S = 0.2
 _IS_WITHIN: ContextVar[bool] = ContextVar("is_within", default=False)
 """Whether this thread, or task, is within a call that is tried again."""
+
+
+def _unless_busy(reply: T) -> T:
+    """A reply, or a pipeline's replies, none of which says BUSY: all of them are asked for again."""
+    for one in reply if isinstance(reply, list) else ():
+        if is_busy(one):
+            raise one
+    return reply
+
+
+def _translated(error: redis.ResponseError) -> redis.RedisError:
+    """What a server says that passes by waiting, as redis-py has it tried again."""
+    if not is_busy(error):
+        return error
+    busy = ServerBusy(str(error))
+    busy.__cause__ = error
+    return busy
 
 
 class Patient(Retry):
@@ -45,7 +65,9 @@ class Patient(Retry):
         def do_within() -> T:
             token = _IS_WITHIN.set(True)
             try:
-                return do()
+                return _unless_busy(do())
+            except redis.ResponseError as error:
+                raise _translated(error)  # noqa: B904 - it has its cause
             finally:
                 _IS_WITHIN.reset(token)
 
@@ -76,7 +98,9 @@ class PatientAsync(AsyncRetry):
         async def do_within() -> T:
             token = _IS_WITHIN.set(True)
             try:
-                return await do()
+                return _unless_busy(await do())
+            except redis.ResponseError as error:
+                raise _translated(error)  # noqa: B904 - it has its cause
             finally:
                 _IS_WITHIN.reset(token)
 
