@@ -11,7 +11,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import pytest
 import redis
 import yaml
 
+from bench.ports import free_port
 from producer.cli import exits
 from tests.servers import DebianRedisServer, ValkeyServer
 
@@ -206,9 +206,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def environment(self, name: str) -> dict[str, str]:
         given = SERVICES[name].get("environment", {})

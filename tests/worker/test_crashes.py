@@ -14,6 +14,7 @@ from broker.calls import Handback
 from broker.queue import Queue
 from tests.servers import RealServer
 from tests.worker.harness import (
+    DEADLINE_S,
     ON_BOTH_SERVERS,
     WORDS,
     Workers,
@@ -35,12 +36,12 @@ def test_a_worker_killed_in_the_middle_of_a_stream(queue: Queue, workers: Worker
     first = workers.start("--lease", "1").ready()
     submit(queue, "j", words(20))
     seen: list[str] = []
-    watcher = threading.Thread(target=lambda: seen.append(watch(queue, "j")[0]))
+    watcher = threading.Thread(target=lambda: seen.append(watch(queue, "j")[0]), daemon=True)
     watcher.start()
     until(lambda: logged(queue, "j") >= 5, "five words")
     first.kill()
     workers.start("--lease", "1")
-    watcher.join(30)
+    watcher.join(DEADLINE_S)
     stored = result(queue, "j")
     assert seen == [words(20)] == [stored.text]
     assert stored.attempt == 2
@@ -125,7 +126,7 @@ def test_a_job_whose_preparation_ends_the_process_is_counted(
     queue: Queue, workers: Workers, ends_by: str
 ) -> None:
     """It has not begun, but it was sent: a template that fills the memory would come again for ever."""
-    worker = workers.start("--step-timeout", "1").ready()
+    worker = workers.start("--step-timeout", "3").ready()
     model_process = worker.model_process()
     model_process.suspend()
     submit(queue, "j", words(3))
@@ -140,30 +141,30 @@ def test_a_job_whose_preparation_ends_the_process_is_counted(
 
 
 def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Workers) -> None:
-    worker = workers.start("--step-timeout", "1").ready()
+    worker = workers.start("--step-timeout", "3").ready()
     submit(queue, "j", words(20))
     until(lambda: logged(queue, "j") >= 3, "started")
     worker.model_process().suspend()
     text, _ = watch(queue, "j")
     assert text == words(20)
-    assert "no step for 1 s" in worker.log
+    assert "no step for 3 s" in worker.log
     assert result(queue, "j").attempt == 2
 
 
 def test_a_parent_that_was_stopped_does_not_blame_its_model_process(queue: Queue, workers: Workers) -> None:
     """As on a machine that was suspended: the steps lie in the pipe, though the time to wait for one is over."""
-    worker = workers.start("--step-timeout", "1").ready()
-    submit(queue, "j", words(45))
+    worker = workers.start("--step-timeout", "3").ready()
+    submit(queue, "j", words(110))
     until(lambda: logged(queue, "j") >= 3, "started")
     worker.signal(signal.SIGSTOP)
-    time.sleep(1.2)  # longer than the model process may be silent
+    time.sleep(3.2)  # longer than the model process may be silent
     worker.signal(signal.SIGCONT)
     assert ended(queue, "j").attempt == 1
     assert "died" not in worker.log
 
 
 def test_a_slow_step_does_not(queue: Queue, workers: Workers) -> None:
-    worker = workers.start("--step-timeout", "2", "--lease", "1", model="dry-run:words?delay=1200ms").ready()
+    worker = workers.start("--step-timeout", "6", "--lease", "1", model="dry-run:words?delay=1200ms").ready()
     submit(queue, "j", words(2))
     assert ended(queue, "j").attempt == 1
     assert "died" not in worker.log
@@ -216,18 +217,20 @@ def test_a_model_process_never_outlives_its_worker(queue: Queue, workers: Worker
 
 def test_flushall_while_idle(queue: Queue, workers: Workers) -> None:
     worker = workers.start().ready()
+    said_before = len(worker.log)
     queue.client.flushall()
     submit(queue, "j1", words(3))
     assert ended(queue, "j1").text == words(3)
     submit(queue, "j2", words(3))
     assert ended(queue, "j2").text == words(3)
     assert worker.process.poll() is None
-    assert len(worker.log.splitlines()) < 20
+    assert worker.log[said_before:] == "", "it is mended without a word"
 
 
 def test_flushall_while_a_job_runs(queue: Queue, workers: Workers) -> None:
     """One that is submitted again under its id, as the same attempt of the same worker, has its text and no more."""
     worker = workers.start().ready()
+    said_before = len(worker.log)
     submit(queue, "gone", words(200))
     submit(queue, "again", words(10))
     until(lambda: logged(queue, "again") >= 2, "started")
@@ -235,7 +238,11 @@ def test_flushall_while_a_job_runs(queue: Queue, workers: Workers) -> None:
     submit(queue, "again", words(10))
     assert watch(queue, "again")[0] == words(10) == result(queue, "again").text
     until(lambda: "job gone attempt 1: lease lost" in worker.log, "noticed")
-    assert len(worker.log.splitlines()) < 20
+    said = [
+        line.partition(" WARNING ")[2] for line in worker.log[said_before:].splitlines() if "INFO" not in line
+    ]
+    lost = [f"job {name} attempt 1: lease lost, dropped" for name in ("again", "gone")]
+    assert sorted(said) in (lost, lost[1:]), "once each; 'again' may be there again before it is missed"
 
 
 def test_the_group_is_destroyed(queue: Queue, workers: Workers) -> None:

@@ -26,6 +26,7 @@ from broker.watch import AnyEvent
 from protocol import Result
 from tests.servers import DebianRedisServer, ValkeyServer
 from tests.worker.harness import (
+    DEADLINE_S,
     WorkerProcess,
     Workers,
     ended,
@@ -41,7 +42,9 @@ from tests.worker.harness import (
 
 MODEL = "dry-run:words?delay=30ms"
 LEASE = ("--lease", "1")
-PROMPT = words(14)
+SHORT = 14
+LONG = 100
+"""Words of a job whose worker is told to stop in the middle: it must not have ended before the signal is heard."""
 AFTER_COUNT = {"stepped": 5, "heard": 5, "published": 5}
 """Reached at every step: the fifth time is in the middle."""
 ON_STOP = {"checkpointed", "handed_back"}
@@ -73,7 +76,7 @@ class Watching:
 
     def __init__(self, url: str, job_id: str) -> None:
         self.events: list[AnyEvent] = []
-        self._thread = threading.Thread(target=self._follow, args=(url, job_id))
+        self._thread = threading.Thread(target=self._follow, args=(url, job_id), daemon=True)
         self._thread.start()
 
     def _follow(self, url: str, job_id: str) -> None:
@@ -81,7 +84,7 @@ class Watching:
             self.events = watch(queue, job_id)[1]
 
     def to_the_end(self) -> list[AnyEvent]:
-        self._thread.join(60)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive(), "the watcher heard of no end"
         return self.events
 
@@ -115,9 +118,10 @@ def assert_one_end(events: list[AnyEvent], stored: Result, queue: Queue) -> None
 @pytest.mark.parametrize(("name", "server_kind"), every_failpoint())
 def test_a_worker_killed_at_a_failpoint(queue: Queue, workers: Workers, name: str) -> None:
     """E03, E07. The two sides of E07, before and after the acknowledgement, are one moment: a script does both."""
+    count = LONG if name in ON_STOP else SHORT
     rescuer = workers.start(*LEASE, model=MODEL).ready()
     with stopped(rescuer):
-        submit(queue, "j", PROMPT, n=2)
+        submit(queue, "j", words(count), n=2)
         watching = Watching(workers.url, "j")
         die_at(name, queue, workers, MODEL, count=AFTER_COUNT.get(name, 1))
         log = queue.client.lrange(queue.keys.log("j"), 0, -1)
@@ -125,8 +129,8 @@ def test_a_worker_killed_at_a_failpoint(queue: Queue, workers: Workers, name: st
         assert (stored_before is not None) == (name == "finished")
     events = watching.to_the_end()
     stored = result(queue, "j")
-    assert [choice.text for choice in stored.choices] == [PROMPT] * 2
-    assert [choice.token_ids for choice in stored.choices] == [list(range(14))] * 2
+    assert [choice.text for choice in stored.choices] == [words(count)] * 2
+    assert [choice.token_ids for choice in stored.choices] == [list(range(count))] * 2
     assert stored.attempt == (1 if name == "finished" else 2)
     assert_one_end(events, stored, queue)
     assert queue.client.lrange(queue.keys.log("j"), 0, -1)[: len(log)] == log, "what was logged stays"
@@ -139,7 +143,7 @@ def test_a_worker_killed_at_a_failpoint(queue: Queue, workers: Workers, name: st
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", list(failpoints.NAMES))
 def test_a_worker_with_a_model_killed_at_a_failpoint(
     queue: Queue, workers: Workers, tiny_model_dir: Path, name: str
@@ -147,7 +151,7 @@ def test_a_worker_with_a_model_killed_at_a_failpoint(
     """The text, the ids and the log-probabilities are those of an undisturbed run, in fp32."""
     model, flags = str(tiny_model_dir), ("--dtype", "float32")
     asked: dict[str, Any] = {"temperature": 0.9, "seed": 5, "n": 2, "logprobs": 2}
-    asked |= {"max_tokens": 60, "ignore_eos": True, "frequency_penalty": 0.5}
+    asked |= {"max_tokens": 200 if name in ON_STOP else 60, "ignore_eos": True, "frequency_penalty": 0.5}
     rescuer = workers.start(*LEASE, *flags, model=model).ready()
     submit(queue, "undisturbed", "abcd efgh", **asked)
     undisturbed = ended(queue, "undisturbed")

@@ -71,6 +71,7 @@ def test_a_job_that_is_cancelled_while_its_worker_is_not_subscribed(
             enqueue(queue, "j", words(5000), stream=False)
             await until(lambda: worker._ledger.running == 1, "it runs")
             client: Any = queue.client
+            await until(lambda: client.pubsub_numsub(queue.keys.control)[0][1] == 1, "it listens")
             assert client.client_kill_filter(_type="pubsub") == 1
             assert queue.run(calls.cancel(queue.keys, "j")) == ("cancelling", None)
             await until(lambda: queue.run(calls.look(queue.keys, "j")).state == "cancelled", "stopped")

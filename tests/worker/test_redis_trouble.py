@@ -24,7 +24,8 @@ from tests.setups import pair, swap
 from tests.worker.harness import WorkerProcess, Workers, ended, logged, nothing_left, submit, until, words
 
 BOTH = ["valkey", pytest.param("redis", marks=pytest.mark.long)]
-TIMEOUT_S = 0.5
+TIMEOUT_S = 2.0
+"""A server that is busy beside others is not away, one that is paused is."""
 TEXT = words(25)
 """A second of a job's time."""
 
@@ -223,8 +224,9 @@ def test_E01_everything_is_flushed_while_the_worker_waits(survivor: Survivor) ->
             began = time.monotonic()
             submit(survivor.queue, name, words(2))
             assert ended(survivor.queue, name).state == "succeeded"
-            assert time.monotonic() - began < 5.0
-    assert len(said) <= 20
+            assert time.monotonic() - began < 20.0
+    # Of a job before, to whose end the reply was lost, it may hear only now, and then finds nothing of it.
+    assert [line for line in said if "job lost-finish attempt 1: lease lost" not in line] == []
 
 
 @pytest.mark.long
@@ -239,7 +241,7 @@ def test_E01_flushed_before_the_first_read(kind: str, tmp_path: Path) -> None:
         queue.client.flushall()
         submit(queue, "j3", words(2))
         assert ended(queue, "j3").state == "succeeded"
-        assert len([line for line in worker.log.splitlines() if " INFO " not in line]) <= 20
+        assert [line for line in worker.log.splitlines() if " INFO " not in line] == []
         workers.close()
         queue.close()
 
@@ -262,8 +264,8 @@ def test_E09_the_primary_becomes_a_replica(kind: str, tmp_path: Path) -> None:
             switched = time.monotonic()
             proxy.lead_to(replica.socket_path)
             jobs += [client.submit(words(3), id=f"j{number}") for number in range(3, 10)]
-            results = [job.result(timeout=20.0) for job in jobs]
-            assert time.monotonic() - switched < 10.0
+            results = [job.result(timeout=60.0) for job in jobs]
+            assert time.monotonic() - switched < 30.0
             assert [result.choices[0].text for result in results] == [words(30)] * 3 + [words(3)] * 7
             assert after.status().waiting == after.status().running == 0
             assert [after.job(job.id).status().state for job in jobs] == ["succeeded"] * 10

@@ -42,7 +42,7 @@ def test_a_job_is_streamed_while_it_runs_and_its_result_is_stored(queue: Queue, 
     assert (stored.usage.prompt_tokens, stored.usage.completion_tokens) == (8, 8)
     assert stored.started_at is not None
     assert stored.finished_at is not None
-    assert 0.3 < stored.finished_at - stored.started_at < 10
+    assert stored.finished_at - stored.started_at >= 0.04 * 7, "a step is 40 ms"
     tokens = [event for event in events if isinstance(event, TokenEvent)]
     assert len(tokens) == 8
     assert [token.finish_reason for token in tokens] == [None] * 7 + ["stop"]
@@ -127,10 +127,11 @@ def test_entries_that_are_no_jobs_go_to_the_dead_letters(queue: Queue, workers: 
 
 
 def test_two_workers_share_a_queue(queue: Queue, workers: Workers) -> None:
+    both = [workers.start(model="dry-run:words?delay=20ms&slots=4") for _ in range(2)]
+    for worker in both:
+        worker.ready()
     for number in range(40):
         submit(queue, f"j{number}", words(10))
-    workers.start(model="dry-run:words?delay=20ms&slots=4")
-    workers.start(model="dry-run:words?delay=20ms&slots=4")
     results = [ended(queue, f"j{number}") for number in range(40)]
     assert all(one.text == words(10) and one.attempt == 1 for one in results)
     assert len({one.worker for one in results}) == 2
@@ -203,8 +204,8 @@ def test_a_leash_that_is_let_go_ends_the_worker(queue: Queue, workers: Workers) 
     until(lambda: logged(queue, "j") >= 2, "started")
     children = psutil.Process(worker.process.pid).children()
     os.close(write)
-    assert worker.wait(5) == 0
-    assert still_alive(children, 5) == []
+    assert worker.wait(30) == 0
+    assert still_alive(children, 30) == []
     assert queue.run(calls.look(queue.keys, "j")).state == "queued"
 
 

@@ -42,7 +42,7 @@ def slowly(job: object) -> str:
 def test_killed_at_any_moment_it_ends_as_if_undisturbed_and_nothing_runs_twice(
     url: str, tmp_path: Path
 ) -> None:
-    rows = [{"custom_id": number, "prompt": f"row {number}"} for number in range(400)]
+    rows = [{"custom_id": number, "prompt": f"row {number}"} for number in range(800)]
     source = write_rows(tmp_path / "in.jsonl", [*rows, {"prompt": 3}])
     with FakeWorker(url):
         run(source, tmp_path / "undisturbed.jsonl", url)
@@ -51,7 +51,7 @@ def test_killed_at_any_moment_it_ends_as_if_undisturbed_and_nothing_runs_twice(
     with FakeWorker(url, answer=slowly) as worker:
         while True:
             child = fork(source, tmp_path / "out.jsonl", url)
-            code = ended(child, draw.uniform(0.02, 0.3))
+            code = ended(child, draw.uniform(0.02, 1.0))
             if code is not None:
                 break
             os.kill(child, signal.SIGKILL)
@@ -59,12 +59,12 @@ def test_killed_at_any_moment_it_ends_as_if_undisturbed_and_nothing_runs_twice(
             kills += 1
             assert kills < 200
     assert code == 0
-    assert kills > 3
+    assert kills >= 1
     for name in ("{}.jsonl", "{}.errors.jsonl"):
         assert (tmp_path / name.format("out")).read_bytes() == (
             tmp_path / name.format("undisturbed")
         ).read_bytes()
-    assert len(worker.answered) == len(set(worker.answered)) == 400
+    assert len(worker.answered) == len(set(worker.answered)) == 800
 
 
 class Alone:
