@@ -171,8 +171,11 @@ class Referee:
 
 
 def leaked(keys: Keys, names: Iterable[str]) -> list[Fault]:
-    """Keys that nobody needs once every job has been collected. A worker's last lease reply expires by itself."""
-    allowed = [*PERMANENT, "lease:*"]
+    """Keys that nobody needs once every job has been collected.
+
+    What a worker leaves that is killed expires by itself: its last lease reply, and that it loads its model.
+    """
+    allowed = [*PERMANENT, "lease:*", "loading"]
     found = []
     for name in sorted(names):
         rest = name.removeprefix(keys.base)
