@@ -24,13 +24,18 @@ def payload_bytes(args: tuple[Arg, ...]) -> int:
 
 def _times(job: Job) -> str:
     """Empty for a job that may start at once and has no deadline."""
-    times = (_ms(job.not_before), _ms(job.delay_s), _ms(job.deadline), _ms(job.deadline_in_s))
+    times = (_ms(job.not_before), _ms(job.delay_s), _end_ms(job.deadline), _end_ms(job.deadline_in_s))
     return _joined(times) if any(times) else ""
 
 
 def _joined(parts: Iterable[str | int]) -> str:
     """Packed for the scripts: names have no commas, and one argument costs both sides less than five."""
     return ",".join(map(str, parts))
+
+
+def _end_ms(seconds: float | None) -> int:
+    """A deadline: one that is 0 has passed, and to the scripts 0 is none."""
+    return 0 if seconds is None else max(1, _ms(seconds))
 
 
 def _ms(seconds: float | None) -> int:

@@ -9,8 +9,9 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 _WORKER_MODULES = {"accelerate", "gguf", "numba", "numpy", "safetensors", "torch", "transformers"}
 _INTERRUPTED = 128 + signal.SIGINT
@@ -21,13 +22,36 @@ CLOSING_S = 1.0
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # answers hold what no terminal's code page has
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as behind nohup
         signal.signal(signal.SIGINT, _interrupt)
     code = _run()
     signal.setitimer(signal.ITIMER_REAL, 0)
-    sys.exit(code if _flush() else 1)
+    code = code if _flush() else 1
+    try:
+        sys.stderr.flush()
+    except OSError:  # what is left of it would make Python's end a failure of its own
+        _give_up(sys.stderr)
+    sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Put /dev/null where the caller closed stdin, stdout or stderr (`>&-`), before anything else gets its number.
+
+    Python has None for such a stream: `print` to a stderr that is None writes to stdout, and who flushes one fails.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)  # what we start has three streams too
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
 
 
 def _run() -> int:
@@ -43,10 +67,19 @@ def _run() -> int:
     except Exception as error:
         if signal.getsignal(signal.SIGALRM) is _interrupt:  # what it fell into made another error of it
             return _INTERRUPTED
+        if isinstance(error, OSError) and error.filename is None and not _flush():
+            return 1  # it was stdout's, and that is said
+        from producer.printing import printable_lines
+
         line, code = _explain(error)
-        print(f"millstream: {line}", file=sys.stderr)
+        _say(printable_lines(line))
         return code
     return 0
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):  # stderr's disk may be full as well: the exit code says it
+        print(f"millstream: {line}", file=sys.stderr, flush=True)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -88,13 +121,22 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _flush() -> bool:
-    """Write out stdout. False: its reader has gone (as in `| head`) or its disk is full; nothing more is written."""
+    """Write out stdout. False: its reader has gone (as in `| head`) or, which is said, its disk is full; nothing more
+    is written.
+    """
     try:
         sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            _say(f"stdout could not be written: {error.strerror}")
+        _give_up(sys.stdout)
         return False
     return True
+
+
+def _give_up(stream: TextIO) -> None:
+    """Write nothing more of what is, and will be, in a stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

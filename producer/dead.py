@@ -11,6 +11,7 @@ from broker import dead_letters
 from broker.dead_letters import DeadLetter, Requeued
 from broker.keys import Keys
 from broker.script import Call
+from producer.printing import printable
 from producer.request import check_id
 from protocol import (
     Job,
@@ -164,10 +165,13 @@ def requeue_call(keys: Keys, letter: DeadLetter) -> tuple[Call[Requeued], str]:
         )
     if letter.reason == "lost_payload":
         raise WrongState(
-            f"dead letter {letter.letter}: the payload of job {letter.job_id} is lost; submit the job again"
+            f"dead letter {letter.letter}: the payload of job {printable(letter.job_id)} is lost; submit the job "
+            "again"
         )
+    if not letter.raw:
+        raise WrongState(f"dead letter {letter.letter}: it holds no job; it can only be shown and purged")
     try:
-        job = Job.decode(letter.raw or b"")
+        job = Job.decode(letter.raw)
     except ValidationError as error:
         raise WrongState(
             f"dead letter {letter.letter}: this version cannot read its job: {describe_validation(error)}"
@@ -186,7 +190,8 @@ def check_requeued(queue: str, letter: DeadLetter, answer: Requeued) -> None:
         known(letter.letter, None)
     elif answer.outcome == "alive":
         error = WrongState(
-            f"job {letter.job_id} is {answer.state}: only a dead job can be requeued, and this id has another life"
+            f"job {printable(letter.job_id)} is {answer.state}: only a dead job can be requeued, and this id has "
+            "another life"
         )
     elif answer.outcome == "full":
         error = QueueFull(f"queue {queue} is full; try again later")

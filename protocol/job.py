@@ -39,8 +39,8 @@ LONGEST_S = 100 * 365 * 24 * 3600
 """The longest time from now: 100 years. A server refuses times it cannot add, and only when the job ends."""
 LATEST_S = 10**11 - 1
 """The last moment, in the year 5138: in ms it has the 14 digits that Lua writes of a number."""
-Duration = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
-Moment = Annotated[float, Field(ge=0, le=LATEST_S, allow_inf_nan=False)]
+Duration = Annotated[float, Field(strict=True, ge=0, le=LONGEST_S, allow_inf_nan=False)]
+Moment = Annotated[float, Field(strict=True, ge=0, le=LATEST_S, allow_inf_nan=False)]
 TokenIds = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
 Prompt = Annotated[
     Annotated[str, Tag("text")]
@@ -101,7 +101,8 @@ class Job(BaseModel):
     delay_s: Duration | None = None
     """The same, in seconds from its submission."""
     deadline: Moment | None = None
-    """When it is no longer wanted, as `not_before`: it never starts after it, and is stopped at it."""
+    """When it is no longer wanted, as `not_before`: it never starts after it, and is stopped at it.
+    0 is long ago."""
     deadline_in_s: Duration | None = None
     """The same, in seconds from its submission."""
     max_retries: Annotated[int, Field(strict=True, ge=0, le=100)] = DEFAULT_MAX_RETRIES

@@ -17,6 +17,7 @@ from producer.cli.flags import Given, Panelled, spread
 from producer.cli.options import one_of
 from producer.cli.rendering import FLAGS as RENDERING
 from producer.cli.sampling import FLAGS as SAMPLING
+from producer.printing import printable
 
 if TYPE_CHECKING:
     from broker.batches import Batch
@@ -214,7 +215,7 @@ def fetch(
         _explain(batch)
         raise typer.Exit(exits.FAILED)
     places = fetching.fetch(batch, output, overwrite=overwrite)
-    print(f"{batch.status}: {_counts(batch)}", file=sys.stderr)
+    print(f"{printable(batch.status)}: {_counts(batch)}", file=sys.stderr)
     print(f"answers: {places.output}", file=sys.stderr)
     if batch.failed:
         print(f"errors:  {places.errors}", file=sys.stderr)
@@ -348,7 +349,7 @@ def _show(batch: Batch, as_json: bool) -> None:
 
         print(json.dumps(api_object(batch)))
     else:
-        print(f"{batch.id}  {batch.status}  {_counts(batch)}")
+        print(f"{printable(batch.id)}  {printable(batch.status)}  {_counts(batch)}")
 
 
 def _show_submitted(queue: Queue, batch_id: str, as_json: bool) -> None:

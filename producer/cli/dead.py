@@ -10,7 +10,8 @@ import typer
 
 from producer.cli import exits, options
 from producer.cli.flags import Panelled
-from producer.cli.screen import note, printable
+from producer.cli.screen import note
+from producer.printing import printable, printable_lines
 
 if TYPE_CHECKING:
     from broker.dead_letters import DeadLetter
@@ -61,8 +62,9 @@ def show(
         return
     print(_line(letter))
     for life in letter.history:
-        print(f"  before: {life.get('letter')}  {life.get('reason')}, attempt {life.get('attempt')}")
-    print(held)
+        before = f"{life.get('letter')}  {life.get('reason')}, attempt {life.get('attempt')}"
+        print(f"  before: {printable(before)}")
+    print(printable_lines(held))
 
 
 @dead.command(cls=Panelled)

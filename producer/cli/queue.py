@@ -10,6 +10,7 @@ import typer
 
 from producer.cli import options
 from producer.cli.flags import Panelled
+from producer.printing import printable
 
 if TYPE_CHECKING:
     from producer.client import Client
@@ -154,6 +155,6 @@ def weight(
         print(json.dumps({"queue": queue, "weights": shown}))
         return
     for one, its in sorted(shown.items()):
-        print(f"{one}  {its:g}")
+        print(f"{printable(one)}  {its:g}")
     if not shown:
         print("every tenant has weight 1")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from producer.cli import exits
+from producer.printing import printable, printable_lines
 
 if TYPE_CHECKING:
     from producer.client import Client, JobHandle
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def note(text: str) -> None:
     """One line on stderr."""
-    print(f"millstream: {text}", file=sys.stderr, flush=True)
+    print(f"millstream: {printable_lines(text)}", file=sys.stderr, flush=True)
 
 
 def note_torn(torn: Sequence[str]) -> None:
@@ -40,11 +41,6 @@ def note_missing_worker(client: Client) -> None:
 def _option(queue: str) -> str:
     """What a command for this queue needs beside its words."""
     return "" if queue == "default" else f" --queue {queue}"
-
-
-def printable(name: object) -> str:
-    """A name that others chose, so that it cannot leave its line or command the terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(name))
 
 
 def show(choices: Sequence[Choice]) -> None:

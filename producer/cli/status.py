@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from producer.cli import exits, options
-from producer.cli.screen import printable
+from producer.printing import printable
 
 if TYPE_CHECKING:
     from broker.calls import Status, WorkerBeat

@@ -130,3 +130,39 @@ def test_a_list_of_dead_letters_goes_on_behind_a_letter_alone(url: str, after: s
         with pytest.raises(RequestError, match="give the id of a dead letter as the list shows it"):
             client.dead.list(after=after)
         assert client.dead.list(after="18446744073709551614") == client.dead.list(after="1-0") == []
+
+
+@pytest.mark.parametrize("name", ["deadline", "deadline_in_s"])
+@pytest.mark.parametrize("value", [0, 0.0, 1e-9, 0.0005])
+def test_a_deadline_that_has_passed_is_one(url: str, name: str, value: float) -> None:
+    fields: dict[str, Any] = {name: value}
+    with Client(url) as client:
+        job = client.submit("p", **fields)
+        ended = job.result(timeout=10)
+        assert (ended.state, ended.error and ended.error.code) == ("expired", "deadline_exceeded")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--deadline-in", 0), ("--deadline", 0), ("--deadline", "1970-01-01T00:00Z")]
+)
+def test_a_flag_for_a_deadline_that_has_passed_is_one(program: Program, flags: tuple[object, ...]) -> None:
+    assert program("submit", "p", "--id", "a", *flags).returncode == 0
+    assert "expired" in program("result", "a", "--wait", 10).stderr
+
+
+@pytest.mark.parametrize("name", [*DURATIONS, *MOMENTS])
+def test_no_time_is_a_truth_or_a_text(url: str, name: str) -> None:
+    with Client(url) as client:
+        for value in (True, False, "5", b"5"):
+            is_refused(client, "give a number", **{name: value})
+
+
+def test_times_of_0_are_now_and_a_result_kept_0_s_is_kept(url: str) -> None:
+    with Client(url) as client:
+        client.submit("p", delay_s=0, not_before=None)
+        client.submit("p", not_before=0)
+        kept = client.submit("p", result_ttl_s=0, id="kept")
+        assert (client.status().waiting, client.status().delayed) == (3, 0)
+        client.clear()
+        assert kept.result(timeout=0).state == "cancelled"
+        assert client.queue.client.pttl(client.queue.keys.job("kept")) == -1

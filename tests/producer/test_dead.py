@@ -226,3 +226,29 @@ def test_times_that_cannot_be_are_refused(program: Program, flags: tuple[str, ..
     assert refused.returncode == 2
     assert why in " ".join(refused.stderr.split())
     assert "Traceback" not in refused.stderr
+
+
+ESCAPES = b"\x1b]0;yours\x07\x1b[31m\x9b2J\r\n"
+
+
+@pytest.mark.parametrize("reason", [b"lost_payload", b"not_a_job", b"crashed_worker", ESCAPES])
+def test_no_letter_commands_the_terminal(program: Program, url: str, reason: bytes) -> None:
+    """A letter is what anybody wrote on the server; every verb shows it."""
+    with Client(url) as client:
+        server: Any = client.queue.client
+        history = json.dumps({"letter": ESCAPES.decode("latin-1"), "reason": "x", "attempt": 1})
+        letter = server.xadd(
+            KEYS.dead, {"id": b"a" + ESCAPES, "reason": reason, "raw": ESCAPES, "history": history}
+        ).decode()
+    for verb in (("list",), ("show", letter), ("requeue", letter), ("requeue", "--all"), ("purge", letter)):
+        done = program("dead", *verb)
+        assert not {"\x1b", "\x07", "\x9b", "\r"} & set(done.stdout + done.stderr), (verb, done)
+
+
+def test_a_letter_without_a_payload_holds_no_job(program: Program, url: str) -> None:
+    with Client(url) as client:
+        server: Any = client.queue.client
+        letter = server.xadd(KEYS.dead, {"id": "a", "reason": "crashed_worker"}).decode()
+    done = program("dead", "requeue", letter)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"dead letter {letter}: it holds no job" in done.stderr
