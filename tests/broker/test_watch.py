@@ -2,99 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import broker.watch
 from broker import calls
-from broker.connection import connect, connect_async
-from broker.keys import Keys
-from broker.queue import AsyncQueue, Queue
-from broker.watch import Replay, follow, follow_async
+from broker.connection import connect
+from broker.queue import Queue
+from broker.watch import Replay
 from protocol import Choice, JobNotFound, Result, TokenEvent, encode_terminal, encode_token
 from tests.broker.steps import Worker, assert_ended_once, end, put, say, tokens
+from tests.broker.watchers import KEYS, TEXT, WORDS, Watch, Watcher, cut_subscriptions, started, watchers
 from tests.servers import RealServer
 
-KEYS = Keys()
-WORDS = [f"word{n} " for n in range(20)]
-TEXT = "".join(WORDS)
 IN_TIME_S = 2.0
 """A watcher learns of an end no later than this, in every case."""
 
 
-class Watcher:
-    """One follower, stepped by hand; of either kind."""
-
-    def __init__(self, url: str, kind: str, job_id: str) -> None:
-        self.events: list[Any] = []
-        self._loop = asyncio.new_event_loop() if kind == "asyncio" else None
-        if self._loop is None:
-            self.queue: Any = Queue(connect(url), KEYS)
-            self._stream: Any = follow(self.queue, job_id)
-        else:
-            self.queue = AsyncQueue(connect_async(url), KEYS)
-            self._stream = follow_async(self.queue, job_id)
-
-    def take(self, count: int) -> list[Any]:
-        """The next events; fewer at the end."""
-        for _ in range(count):
-            try:
-                if self._loop is None:
-                    self.events.append(next(self._stream))
-                else:
-                    self.events.append(self._loop.run_until_complete(anext(self._stream)))
-            except (StopIteration, StopAsyncIteration):
-                break
-        return self.events
-
-    def rest(self) -> list[Any]:
-        """Everything up to the end."""
-        return self.take(1_000_000)
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, TokenEvent))
-
-    def assert_whole(self, text: str = TEXT, kind: str = "done") -> None:
-        assert self.text == text
-        assert [event.seq for event in self.events] == list(range(1, len(self.events) + 1))
-        assert [event.type for event in self.events if event.type != "token"] == [kind]
-        assert self.events[-1].type == kind
-
-    def leave(self) -> None:
-        """Stop following."""
-        if self._loop is None:
-            self._stream.close()
-        else:
-            self._loop.run_until_complete(self._stream.aclose())
-
-    def close(self) -> None:
-        self.leave()
-        if self._loop is None:
-            self.queue.close()
-        else:
-            self._loop.run_until_complete(self.queue.close())
-            self._loop.close()
-
-
-Watch = Callable[[str], Watcher]
-
-
 @pytest.fixture(params=["sync", "asyncio"])
 def watch(request: pytest.FixtureRequest, server: RealServer) -> Iterator[Watch]:
-    watchers: list[Watcher] = []
-
-    def start(job_id: str) -> Watcher:
-        watchers.append(Watcher(server.url, request.param, job_id))
-        return watchers[-1]
-
-    yield start
-    for watcher in watchers:
-        watcher.close()
+    with watchers(server.url, request.param) as start:
+        yield start
 
 
 @pytest.fixture
@@ -102,17 +33,6 @@ def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher that looks again after 0.1 s without a message, not after the whole time it is given."""
     assert broker.watch.SILENCE_S <= IN_TIME_S
     monkeypatch.setattr(broker.watch, "SILENCE_S", 0.1)
-
-
-def started(queue: Queue) -> calls.Lease:
-    put(queue, "a")
-    return Worker(queue).lease_one()
-
-
-def cut_subscriptions(queue: Queue) -> int:
-    client: Any = queue.client
-    killed: int = client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    return killed
 
 
 def test_from_before_the_start(queue: Queue, watch: Watch) -> None:
