@@ -1,4 +1,5 @@
--- Cancel a job. One that waits, or whose lease has lapsed, ends here; one that runs is marked, and its owner told.
+-- Cancel a job. One that waits, or whose lease has lapsed, ends here, unless its log is too long for a script; that one,
+-- and one that runs, is marked, and its owner told, or the worker that is granted it.
 -- ARGV: base, id
 -- Reply: {'cancelled'} | {'cancelling'} | {'ended', state} | {'unknown'}
 -- Again: a cancelled job has ended; the mark can be set twice.

@@ -54,8 +54,10 @@ for _, id in ipairs(ids) do
     break
   end
   if is_wanted(id, standing(id, now)) then
+    local marked = redis.call('HGET', job_key(id), 'cancel')
     local outcome = cancel_now(id, 'cancelled as its queue was cleared', now)
-    if counts[outcome] then counts[outcome] = counts[outcome] + 1 end
+    if outcome == 'cancelling' and marked then outcome = nil end -- left to a worker by an earlier call
+    if counts[outcome or ''] then counts[outcome] = counts[outcome] + 1 end
   end
 end
 return {counts.cancelled, counts.cancelling, behind}

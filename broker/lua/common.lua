@@ -37,6 +37,25 @@
 -- A server whose memory is full refuses a script's first write, if that may take more, and none behind a write: a script
 -- is run whole or not at all. Publishing is no write and is never refused: so nothing is published before the first write.
 
+-- A value of another type in a place of the queue's own, which somebody put there, is of no use to anyone: it goes, and the
+-- command meets an empty place. A count that is none is 0. That is seen where a command fails: the others pay nothing.
+local server, try, type = redis, redis.pcall, type
+local redis = {pcall = try}
+local function run_again(fault, command, key, ...)
+  if string.find(fault, 'WRONGTYPE', 1, true) then
+    server.call('DEL', key)
+  elseif command == 'HINCRBY' and (string.find(fault, 'hash value', 1, true) or string.find(fault, 'overflow', 1, true)) then
+    server.call('HDEL', key, (...))
+  end
+  return server.call(command, key, ...)
+end
+
+function redis.call(...)
+  local reply = try(...)
+  if type(reply) == 'table' and reply.err then return run_again(reply.err, ...) end
+  return reply
+end
+
 local base = ARGV[1]
 local meta = base .. 'meta'
 local leases = base .. 'leases'
@@ -57,7 +76,14 @@ local function stream_key(priority, tenant) return base .. 'jobs:' .. priority .
 
 -- A whole number that Lua writes again as it stands; nil or false for anything else.
 local function whole(text)
-  return text and #text <= 14 and string.find(text, '^%d+$') and tonumber(text)
+  return text and #text <= 14 and string.find(text, '^%d+$') and (#text == 1 or string.byte(text) ~= 48) and tonumber(text)
+end
+
+-- What somebody may have written by hand where a number belongs, as one that can be reckoned with; `otherwise` (0) where
+-- it is none.
+local function number_of(text, otherwise)
+  local number = tonumber(text)
+  return number and number > -1e15 and number < 1e15 and number or otherwise or 0
 end
 
 -- The field `about`, read: jobs of one run mostly have the same, which is taken apart once. Nil for what is none.
@@ -127,8 +153,8 @@ end
 
 -- What one pick of a tenant costs it in virtual time. A weight that is none, since somebody wrote it by hand, is 1.
 local function cost_of(tenant)
-  local weight = tonumber(redis.call('HGET', base .. 'weights', tenant))
-  return weight and weight >= 0.001 and 1 / weight or 1
+  local weight = number_of(redis.call('HGET', base .. 'weights', tenant), 1)
+  return weight >= 0.001 and 1 / weight or 1
 end
 
 -- Only a worker that found too little is told: at 10,000 submits a second nobody wants 10,000 wake-ups.
@@ -147,7 +173,7 @@ local function put_in_line(id, about)
     if redis.call('EXISTS', stream) == 0 then
       redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     end
-    local virtual_time = redis.call('HGET', meta, 'vt:' .. about.priority) or 0
+    local virtual_time = number_of(redis.call('HGET', meta, 'vt:' .. about.priority))
     redis.call('ZADD', base .. 'tenants:' .. about.priority, 'NX', virtual_time + cost_of(about.tenant), about.tenant)
   end
   return redis.call('XADD', stream, '*', 'id', id)
@@ -195,9 +221,10 @@ local function about_again(job)
   local f = redis.call('HMGET', job, 'payload', 'requeued')
   local read, said = pcall(cjson.decode, f[1] or '')
   if not read or type(said) ~= 'table' then said = {} end
+  local function text_of(name, otherwise) return type(said[name]) == 'string' and said[name] or otherwise end
   local ttl = said.result_ttl_s == nil and WEEK_MS or (tonumber(said.result_ttl_s) or 0) * 1000
-  local run = not f[2] and said.run or ''
-  local text = table.concat({said.priority or 'normal', said.tenant or 'default', run, string.format('%.0f', ttl), '0'}, ',')
+  local text = table.concat({text_of('priority', 'normal'), text_of('tenant', 'default'), f[2] and '' or text_of('run', ''),
+    string.format('%.0f', ttl), '0'}, ',')
   if not about_of(text) then text = 'normal,default,,' .. WEEK_MS .. ',0' end
   redis.call('HSET', job, 'about', text)
   return about_of(text)
@@ -289,11 +316,14 @@ local function end_jobs(ended)
   for about, entries in pairs(lines) do drop_entries(about.priority, about.tenant, entries) end
 end
 
+-- A write that changes nothing, for scripts whose first one may be one that is never refused. Returns the number of picks.
+local function refused_first() return redis.call('HINCRBY', meta, 'picks', 0) end
+
 -- How much the queue holds and may hold; the bounds given hold where its meta sets none.
 local function room_of(most_entries, most_bytes)
   local m = redis.call('HMGET', meta, 'entries', 'bytes', 'max_entries', 'max_bytes')
-  return {entries = tonumber(m[1] or 0), bytes = tonumber(m[2] or 0), max_entries = tonumber(m[3] or most_entries),
-    max_bytes = tonumber(m[4] or most_bytes)}
+  return {entries = number_of(m[1]), bytes = number_of(m[2]), max_entries = number_of(m[3], tonumber(most_entries)),
+    max_bytes = number_of(m[4], tonumber(most_bytes))}
 end
 
 -- Count a payload of that size as held; or, where there is no room for it, the reply that says so.

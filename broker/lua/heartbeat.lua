@@ -28,9 +28,9 @@ local function sweep()
   local m = redis.call('HMGET', meta, 'entries', 'sweep')
   local leased = redis.call('ZCARD', leases) + redis.call('ZCARD', delayed)
   local tenants = base .. 'tenants:'
-  if tonumber(m[1] or 0) <= leased
+  if number_of(m[1]) <= leased
     or redis.call('EXISTS', tenants .. 'high', tenants .. 'normal', tenants .. 'low') > 0 then return end
-  local step = redis.call('SCAN', m[2] or '0', 'MATCH', base .. 'job*', 'COUNT', 1000)
+  local step = redis.call('SCAN', whole(m[2]) and m[2] or '0', 'MATCH', base .. 'job*', 'COUNT', 1000)
   local cursor, found = step[1], 0
   for _, key in ipairs(step[2]) do
     local kind, id = string.match(string.sub(key, #base + 1), '^(jobs?):(.*)$')
@@ -62,6 +62,7 @@ for i = 1, #beats, 2 do
     redis.call('HDEL', workers, beats[i])
   end
 end
+refused_first()
 sweep()
 release_due(now)
 expire_overdue(now)

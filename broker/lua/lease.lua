@@ -79,13 +79,14 @@ if last and string.sub(last, 1, #number + 1) == number .. ',' then
 end
 
 local function has_room()
-  return #granted < count and granted_bytes < MOST_BYTES and events_read <= MOST_EVENTS
+  return #granted < count and granted_bytes < MOST_BYTES and events_read <= MOST_EVENTS and num_ended < MOST_ENDED
 end
 
 local function grant(id, known)
   known.attempt, known.started = known.attempt + 1, known.started > 0 and known.started or now
   redis.call('HSET', job_key(id), 'attempt', known.attempt, 'state', 'running', 'worker', worker,
     'started', known.started)
+  if known.cancel then redis.call('PUBLISH', base .. 'control', 'cancel:' .. id) end
   said[#said + 1], said[#said + 2] = id, known.attempt
   granted[#granted + 1] = describe(id, known)
 end
@@ -103,9 +104,8 @@ local function reclaim()
       lose(id, '')
     elseif TERMINAL[known.state] then
       redis.call('ZREM', leases, id)
-    elseif known.cancel then
-      cancel_unowned(id, 'cancelled after its worker was lost', now)
-    elseif not overdue(id, known) then
+    elseif not (known.cancel and cancel_unowned(id, 'cancelled after its worker was lost', now))
+      and not overdue(id, known) then
       redis.pcall('XCLAIM', stream_key(known.about.priority, known.about.tenant), GROUP, worker, 0, known.entry, 'JUSTID')
       grant(id, known)
     end
@@ -160,7 +160,7 @@ local function pick(number_of_pick, most)
     local tenants = base .. 'tenants:' .. priority
     local first = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
     while first[1] do
-      local tenant, virtual_time, cost = first[1], first[2], cost_of(first[1])
+      local tenant, virtual_time, cost = first[1], number_of(first[2]), cost_of(first[1])
       local entries = read_entries(stream_key(priority, tenant), most)
       if #entries > 0 then
         redis.call('HSET', meta, 'vt:' .. priority, virtual_time + (#entries - 1) * cost)
@@ -181,9 +181,8 @@ local function tenants_waiting()
   return number
 end
 
--- Grant what there is room for. Returns whether there may be more.
-local function grant_new()
-  local from = redis.call('HINCRBY', meta, 'picks', 0) -- refused where memory is full; reading an entry is not
+-- Grant what there is room for. Returns whether there may be more. `from`: how many picks there have been.
+local function grant_new(from)
   local picks, limit = from, from + count + MOST_CLEARED
   local alone = tenants_waiting() == 1
   while has_room() and picks < limit do
@@ -195,18 +194,19 @@ local function grant_new()
   return picks >= limit or not has_room()
 end
 
-release_due(now)
-expire_overdue(now)
-local more, paused = false, redis.call('HGET', meta, 'paused') == '1'
+local picks = refused_first()
+local more = release_due(now)
+more = expire_overdue(now) or more
+local paused = redis.call('HGET', meta, 'paused') == '1'
 if not paused then
-  more = reclaim()
-  more = grant_new() or more
+  more = reclaim() or more
+  more = grant_new(picks) or more
   note_leases()
 end
 local falls_due = -1
 if #granted < count then
-  falls_due = more and 0 or next_ms()
-  if not more then redis.call('HSET', meta, 'hungry', 1) end
+  falls_due = more and not paused and 0 or next_ms()
+  if falls_due ~= 0 then redis.call('HSET', meta, 'hungry', 1) end
 end
 
 if #granted > 0 then

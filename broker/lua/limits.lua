@@ -11,4 +11,4 @@ for i, name in ipairs({'max_entries', 'max_bytes'}) do
   end
 end
 local m = redis.call('HMGET', meta, 'max_entries', 'max_bytes', 'entries', 'bytes')
-return {tonumber(m[1] or ARGV[4]), tonumber(m[2] or ARGV[5]), tonumber(m[3] or 0), tonumber(m[4] or 0)}
+return {number_of(m[1], tonumber(ARGV[4])), number_of(m[2], tonumber(ARGV[5])), number_of(m[3]), number_of(m[4])}

@@ -13,11 +13,9 @@ for i = 3, #ARGV, 4 do
   local held = f[1] == 'running' and f[2] == ARGV[i + 1] and f[3] == worker
   if held and standing(id, now).state == 'running' then
     redis.call('HINCRBY', job, 'crashes', ARGV[i + 2])
-    if f[4] then
-      cancel_unowned(id, 'cancelled while it was handed over', now)
-    else
+    if not (f[4] and cancel_unowned(id, 'cancelled while it was handed over', now)) then
       redis.call('HSET', job, 'state', 'queued', 'worker', '')
-      if retry_in > 0 then
+      if retry_in > 0 and not f[4] then
         redis.call('HINCRBY', job, 'retries', 1)
         redis.call('ZREM', leases, id)
         redis.call('ZADD', delayed, now + retry_in, id)

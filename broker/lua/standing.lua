@@ -58,33 +58,31 @@ end
 -- When the lease of a job lapses; 0 without one.
 local function lapses_at(id) return tonumber(redis.call('ZSCORE', leases, id) or 0) end
 
--- End a job past its deadline, unless a worker holds it, which stops it then. Returns how it stands, as `standing` does.
+-- End a job past its deadline, unless a worker holds it, which stops it then, or has to read its log. Returns how it stands, as `standing` does.
 local function expire(id, now)
   local known = standing(id, now)
   if not known or TERMINAL[known.state] or known.deadline == 0 or known.deadline > now then return known end
   if known.state == 'running' and lapses_at(id) > now then return known end
   local message = known.state == 'running' and 'its deadline passed after its worker was lost'
     or 'its deadline passed while it waited'
-  end_unowned(id, 'expired', 'deadline_exceeded', message, now)
-  return {state = 'expired'}
+  return end_unowned(id, 'expired', 'deadline_exceeded', message, now) and {state = 'expired'} or known
 end
 
--- Cancel a job: end one that waits or whose lease has lapsed, mark one that runs and tell its owner. Returns what came of
+-- Cancel a job: end one that waits or whose lease has lapsed, mark one that runs and tell its owner, or the one that will
+-- be granted it as its log is long. Returns what came of
 -- it, and the state of one that had ended.
 local function cancel_now(id, message, now)
   local known = expire(id, now)
   if not known then return 'unknown' end
   if TERMINAL[known.state] then return 'ended', known.state end
-  if known.state == 'queued' or lapses_at(id) <= now then
-    cancel_unowned(id, message, now)
-    return 'cancelled'
-  end
+  if (known.state == 'queued' or lapses_at(id) <= now) and cancel_unowned(id, message, now) then return 'cancelled' end
   redis.call('HSET', job_key(id), 'cancel', 1)
   redis.call('PUBLISH', base .. 'control', 'cancel:' .. id)
   return 'cancelling'
 end
 
--- Jobs whose time has come: one without an entry gets it, one that is tried again can be leased at once.
+-- Jobs whose time has come: one without an entry gets it, one that is tried again can be leased at once. Returns whether
+-- there may be more.
 local MOST_DUE = 500 -- in one call: a script holds up the whole server
 local function release_due(now)
   local due = redis.call('ZRANGE', delayed, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_DUE)
@@ -100,13 +98,16 @@ local function release_due(now)
     redis.call('ZREM', delayed, id)
   end
   if #due > 0 then wake_hungry() end
+  return #due == MOST_DUE
 end
 
--- End what waits past its deadline. What runs is its owner's to stop: it is looked at again when its lease lapses.
+-- End what waits past its deadline. What runs is its owner's to stop: it is looked at again when its lease lapses. Returns
+-- whether there may be more.
 local MOST_EXPIRED = 100
 local function expire_overdue(now)
-  for _, id in ipairs(redis.call('ZRANGE', deadlines, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_EXPIRED)) do
-    if events_read > MOST_EVENTS then break end
+  local due = redis.call('ZRANGE', deadlines, '-inf', now, 'BYSCORE', 'LIMIT', 0, MOST_EXPIRED)
+  for _, id in ipairs(due) do
+    if events_read > MOST_EVENTS then return true end
     local known = expire(id, now)
     local lapses = known and known.state == 'running' and lapses_at(id) or 0
     if lapses > now then
@@ -115,4 +116,5 @@ local function expire_overdue(now)
       redis.call('ZREM', deadlines, id)
     end
   end
+  return #due == MOST_EXPIRED
 end

@@ -77,6 +77,20 @@ def lease_marked(queue: Queue) -> Call[Any]:
     return calls.lease(KEYS, "w2", 1, 1, LONG_MS)
 
 
+def due(job_id: str, *, overdue: bool) -> Callable[[Queue], Queue]:
+    """A job whose time has come, or is over."""
+
+    def prepare(queue: Queue) -> Queue:
+        put(queue, job_id, delay_s=3600.0, deadline_in_s=7200.0)
+        queue.client.zadd(KEYS.delayed, {job_id: 1})
+        if overdue:
+            queue.client.hset(KEYS.job(job_id), "deadline", 1)
+            queue.client.zadd(KEYS.deadlines, {job_id: 1})
+        return queue
+
+    return prepare
+
+
 def lease_foreign(queue: Queue) -> Call[Any]:
     put(queue, "a")
     queue.client.delete(KEYS.job("a"))
@@ -235,6 +249,10 @@ CASES = [
     Case("lease", "new", lease_new),
     Case("lease", "lapsed", lease_lapsed),
     Case("lease", "lapsed and marked", lease_marked),
+    Case("lease", "due", lambda queue: calls.lease(due("a", overdue=False)(queue).keys, "w1", 1, 1, LONG_MS)),
+    Case(
+        "lease", "overdue", lambda queue: calls.lease(due("a", overdue=True)(queue).keys, "w1", 1, 1, LONG_MS)
+    ),
     Case("lease", "foreign entry", lease_foreign),
     Case("renew", "held and lost", renew),
     Case("publish", "two events", publish),
@@ -256,6 +274,8 @@ CASES = [
     Case("clear", "running", clear_running, told=(clearing.Cleared(0, 0), "")),
     Case("heartbeat", "known", heartbeat),
     Case("heartbeat", "forgotten", heartbeat_of_a_forgotten_worker),
+    Case("heartbeat", "due", lambda queue: heartbeat(due("a", overdue=False)(queue))),
+    Case("heartbeat", "overdue", lambda queue: heartbeat(due("a", overdue=True)(queue))),
     Case("loading", "first", lambda _: note_loading(KEYS, "w1", "m")),
     Case(
         "loading",

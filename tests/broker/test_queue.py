@@ -17,6 +17,7 @@ import redis.connection
 from broker import calls
 from broker.calls import Call
 from broker.connection import connect, connect_async
+from broker.dead_letters import dead_requeue
 from broker.keys import Keys
 from broker.queue import AsyncQueue, Queue
 from tests.broker.steps import (
@@ -149,13 +150,12 @@ def test_scripts_forgotten_all_the_time(queue: Queue, runner: Runner, server: Re
     assert_drained(queue)
 
 
-@pytest.mark.usefixtures("keys_broken_by_hand")
 def test_a_call_that_the_server_refuses_raises_and_the_others_have_run(queue: Queue, runner: Runner) -> None:
-    queue.client.set(KEYS.workers, "no hash")
-    many: list[Call[Any]] = [calls.submit(KEYS, job("a")), calls.status(KEYS), calls.submit(KEYS, job("b"))]
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+    refused = dead_requeue(KEYS, "the name of no letter", job("c"))
+    many: list[Call[Any]] = [calls.submit(KEYS, job("a")), refused, calls.submit(KEYS, job("b"))]
+    with pytest.raises(redis.ResponseError, match="Invalid stream ID"):
         runner.run_all(many)
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+    with pytest.raises(redis.ResponseError, match="Invalid stream ID"):
         runner.run(many[1])
     assert counts(queue)[0] == 2
 

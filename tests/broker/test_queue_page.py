@@ -291,6 +291,8 @@ def test_the_bounds_are_those_of_the_scripts() -> None:
         ("standing", "MOST_DUE = 500 "): "500 jobs whose time has come",
         ("standing", "MOST_EXPIRED = 100\n"): "100 deadlines",
         ("unowned", "MOST_EVENTS = 2000 "): "2,000 events (",
+        ("unowned", "MOST_LOGGED = 3000 "): "more than 3,000 events of (or more than 12 MiB",
+        ("unowned", "MOST_ENDED = 200 "): "once 200 jobs have ended",
         ("unowned", "EVENT_BYTES = 4096 "): "8 MiB of log-probabilities",
         ("clear", "MOST = 50 "): "50 jobs cleared",
     }

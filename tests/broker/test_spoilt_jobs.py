@@ -124,6 +124,24 @@ def field_is(name: str, value: bytes) -> Step:
     return lambda queue: queue.client.hset(JOB, name, value)
 
 
+def payload_says(payload: bytes) -> Step:
+    """Only the payload can say what the field `about` did."""
+    return lambda queue: queue.client.hset(JOB, mapping={"about": b"nonsense", "payload": payload})
+
+
+NOT_TEXTS = {
+    "null": b"null",
+    "a list": b"[1]",
+    "an object": b'{"x":{}}',
+    "a number": b"1e400",
+    "nested": b"[" * 2000,
+}
+NAMES = (b"run", b"priority", b"tenant", b"result_ttl_s")
+PAYLOADS = {
+    what: b'{"id":"a",' + b",".join(b'"%s":%s' % (name, value) for name in NAMES) + b"}"
+    for what, value in NOT_TEXTS.items()
+}
+
 FAULTS: dict[str, Step] = {
     **{f"{name} is nonsense": field_is(name, b"nonsense") for name in FIELDS},
     "no hash": in_place(JOB, "nothing"),
@@ -131,6 +149,9 @@ FAULTS: dict[str, Step] = {
     "a string for a log": in_place(KEYS.log("a"), "string"),
     "a log of nonsense": in_place(KEYS.log("a"), "list"),
     "a list for a result": in_place(KEYS.result("a"), "list"),
+    "a string for a run's stream": in_place(KEYS.done("r"), "string"),
+    **{f"a payload of {what}": payload_says(payload) for what, payload in PAYLOADS.items()},
+    "a retention in the wrong writing": field_is("about", b"normal,default,r,007,3"),
 }
 MORE_FAULTS: dict[str, Step] = {
     **{f"no {name}": lambda queue, name=name: queue.client.hdel(JOB, name) for name in FIELDS},
@@ -142,7 +163,8 @@ MORE_FAULTS: dict[str, Step] = {
 for looks_right in LOOKS_RIGHT:
     del MORE_FAULTS[looks_right]
 QUICK = ("state is nonsense", "about is nonsense", "entry is nonsense", "bytes is nonsense", "no hash")
-QUICK += ("a string for a hash", "a string for a log")
+QUICK += ("a string for a hash", "a string for a log", "a string for a run's stream", "a payload of null")
+QUICK += ("a payload of a list", "a retention in the wrong writing")
 
 # -- what is called --------------------------------------------------------------------------------------------
 
@@ -273,3 +295,64 @@ def test_a_spoilt_job_stops_nobody_wherever_it_is(valkey: Queue, script: str) ->
     drive_all(valkey, [place], {**FAULTS, **MORE_FAULTS}, call)
     if script in ("lease", "heartbeat", "look", "cancel"):
         drive_all(valkey, [*PLACES], FAULTS, call)
+
+
+# -- what stands in a place of the queue's own -----------------------------------------------------------------
+
+OWN = (KEYS.jobs("normal", "default"), KEYS.tenants("normal"), KEYS.leases, KEYS.delayed, KEYS.deadlines)
+OWN += (KEYS.workers, KEYS.loading, KEYS.weights, KEYS.dead, KEYS.lease("w7"), KEYS.lease("w9"))
+NO_NUMBERS = ("entries", "bytes", "max_entries", "max_bytes", "picks", "vt:normal", "sweep", "forgotten")
+
+
+def no_number(name: str, value: bytes) -> Step:
+    return lambda queue: queue.client.hset(KEYS.meta, name, value)
+
+
+STRANGE: dict[str, Step] = {
+    **{f"a {kind} in {key}": in_place(key, kind) for key in OWN for kind in ("string", "list")},
+    **{
+        f"{name} is {value!r}": no_number(name, value)
+        for name in NO_NUMBERS
+        for value in (b"x", b"nan", b"inf")
+    },
+    "a string in meta": in_place(KEYS.meta, "string"),
+    **{
+        f"a weight of {value!r}": lambda queue, value=value: queue.client.hset(KEYS.weights, "default", value)
+        for value in (b"x", b"nan", b"inf", b"-1")
+    },
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_is_of_another_type_in_the_queues_own_place_stops_nobody(queue: Queue, script: str) -> None:
+    """The jobs go on, whatever the counts were; what could not be used is gone."""
+    place, call = SCRIPTS[script]
+    wrong = []
+    for fault, spoil in STRANGE.items():
+        queue.client.flushall()
+        PLACES[place](queue)
+        put(queue, "good")
+        put(queue, "soon", delay_s=1800.0)
+        made = call(queue)
+        spoil(queue)
+        try:
+            queue.run(made)
+            queue.run(made)
+            put(queue, "later")
+            queue.run(calls.heartbeat(KEYS, "w9", {}))
+            ends = end_all(queue)
+            assert ends[0] == "succeeded", ends
+            assert str(queue.run(calls.look(KEYS, "later")).state) == "succeeded"
+            queue.run(calls.status(KEYS))
+            queue.run(calls.limits(KEYS))
+        except Exception as error:
+            wrong.append((fault, f"{type(error).__name__}: {error}"[:300]))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_a_weight_that_is_none_counts_as_one(queue: Queue) -> None:
+    put(queue, *(f"a{n}" for n in range(5)), tenant="a")
+    put(queue, *(f"b{n}" for n in range(5)), tenant="b")
+    for value in ("inf", "nan", "x"):
+        queue.client.hset(KEYS.weights, "a", value)
+        assert {lease.id[0] for lease in Worker(queue, value).lease(2)} == {"a", "b"}
