@@ -240,7 +240,7 @@ def test_the_times_that_a_job_asked_for_are_those_that_the_server_keeps(
 
 def test_a_leaked_key_is_found() -> None:
     keys = Keys("q")
-    kept = [keys.meta, keys.workers, keys.lease("a-worker"), f"{keys.base}loading"]
+    kept = [keys.meta, keys.workers, keys.lease("a-worker"), keys.loading]
     assert leaked(keys, kept) == []
     for name in (keys.job("j"), keys.log("j"), keys.result("j"), keys.jobs("high", "acme"), keys.leases):
         (fault,) = leaked(keys, [*kept, name])
