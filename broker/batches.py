@@ -97,9 +97,13 @@ class Batch:
         return self.times[f"{self.status}_at"]
 
 
-def submit(keys: Keys, batch_id: str, window_s: int, fields: Mapping[str, str | int]) -> Call[bool]:
-    """Register a batch; False: it is there already."""
-    return _call(keys, "batch_submit", batch_id, (window_s, *_pairs(fields)), bool)
+def submit(keys: Keys, batch_id: str, by: str, window_s: int, fields: Mapping[str, str | int]) -> Call[bool]:
+    """Register a batch; False: it is there already.
+
+    Args:
+        by: who says so, a name that nobody else has: its call may be sent twice, and is answered as the first time.
+    """
+    return _call(keys, "batch_submit", batch_id, (by, window_s, *_pairs(fields)), bool)
 
 
 def note(

@@ -25,7 +25,7 @@
 --                                  expires with the last of them
 --   <base>batches          zset    batch id -> server time (ms) of its submission
 --   <base>batch:<id>       hash    of a batch: status ending slice total completed failed errors folder, times (s, server
---                                  clock), webhook: see batch_*.lua and broker/batches.py
+--                                  clock), submitted_by, webhook: see batch_*.lua and broker/batches.py
 --   <base>batches-swept    string  there for 30 s after somebody looked at all batches: broker/batches.py
 --   <base>dead             stream  {id, reason, raw, attempt, worker}: dead letters
 --   <base>workers          hash    worker -> "<server ms> <json>"

@@ -103,7 +103,7 @@ def _register(folder: Folder, queue: Queue, chain: Chain) -> str:
         "webhook": "" if order.webhook is None else "wanted",
     }
     window_s = seconds_of("--completion-window", order.completion_window)
-    if not queue.run(batches.submit(queue.keys, batch_id, window_s, fields)):
+    if not queue.run(batches.submit(queue.keys, batch_id, secrets.token_hex(8), window_s, fields)):
         raise Refused(f"the server knows {batch_id}: `millstream batch status {batch_id}`")
     chain.put(batch_id, 1)
     return batch_id

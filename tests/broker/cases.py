@@ -222,7 +222,7 @@ BATCH = {"input": "in.jsonl", "folder": "b"}
 
 def batch(queue: Queue) -> str:
     """A batch that its first slice works on."""
-    queue.run(batches.submit(KEYS, "b", 3600, BATCH))
+    queue.run(batches.submit(KEYS, "b", "me", 3600, BATCH))
     return "b"
 
 
@@ -304,8 +304,12 @@ CASES = [
         lambda queue: dead_letters.dead_purge(KEYS, (dead_letter(queue), None)[1]),
         told=0,
     ),
-    # Who registers a batch makes its id, and need not know which of two calls has registered it.
-    Case("batch_submit", "new", lambda _: batches.submit(KEYS, "b", 3600, BATCH), told=False),
+    Case("batch_submit", "new", lambda _: batches.submit(KEYS, "b", "me", 3600, BATCH)),
+    Case(
+        "batch_submit",
+        "another's",
+        lambda queue: batches.submit(KEYS, batch(queue), "somebody else", 3600, BATCH),
+    ),
     Case("batch_advance", "a slice ends", batch_advance),
     Case("batch_advance", "a slice that was replaced", batch_advance_by_another),
     Case("batch_note", "under way", lambda queue: batches.note(KEYS, batch(queue), 1, (1, 2))),

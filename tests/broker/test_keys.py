@@ -168,7 +168,7 @@ def test_calls_declare_their_key_and_carry_no_time(monkeypatch: pytest.MonkeyPat
                 dead_letters.dead_show(keys, "a"),
                 dead_letters.dead_requeue(keys, "1-1", job("a", delay_s=1.0, deadline_in_s=2.0)),
                 dead_letters.dead_purge(keys, ["a"]),
-                batches.submit(keys, "b", 60, {"folder": "f"}),
+                batches.submit(keys, "b", "me", 60, {"folder": "f"}),
                 batches.note(keys, "b", 1, (2, 3)),
                 batches.advance(keys, "b", 1, "w", "*", "failed"),
                 batches.cancel(keys, "b"),

@@ -135,7 +135,7 @@ def test_each_role_does_its_part_with_its_rule(guarded: RealServer, tmp_path: Pa
         produce.run(call)
     assert produce.run(dead_list(keys, 10)) == []
     completions.end()
-    assert produce.run(batches.submit(keys, "b", 60, BATCH))
+    assert produce.run(batches.submit(keys, "b", "me", 60, BATCH))
     assert batches.show(produce, "b") == batches.show_all(produce)[0]
     assert batches.may_sweep(produce)
     assert batches.server_time(produce) > 0

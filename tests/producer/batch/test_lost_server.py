@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from producer.batch import asking, finalising, slices, validating
+from broker import batches
+from broker.connection import connect
+from broker.queue import Queue
+from producer.batch import asking, finalising, slices, submitting, validating
 from tests.producer.batch.setup import ROWS, Bench
 from tests.producer.bulk.orders import write_rows
 from tests.producer.fake_worker import FakeWorker
 from tests.producer.program import Program
+from tests.proxy import Proxy
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,29 @@ def test_a_slice_at_work_stops_where_the_batch_is_gone(bench: Bench, monkeypatch
     slices.Slice(bench.queue, bench.chain, batch_id, 2).work()
     assert client.exists(bench.keys.batch(batch_id)) == 0
     assert folder.path.exists()
+
+
+@pytest.mark.parametrize("verb", ["submit", "resume"])
+def test_a_submission_whose_reply_is_lost_is_heard_the_second_time(bench: Bench, verb: str) -> None:
+    """Its batch is registered: it is put in line, and nobody is told that it was refused."""
+    source = write_rows(bench.folder / "in.jsonl", ROWS[:3])
+    known = bench.submit(source)  # the server knows the script
+    if verb == "resume":
+        folder = bench.path(known).path
+        batches.forget(bench.queue, known)
+    with Proxy(Path(bench.url.removeprefix("unix://"))) as proxy:
+        behind, bench.queue = bench.queue, Queue(connect(proxy.url), bench.keys)
+        proxy.lose_reply_to(b"retention_s")
+        batch_id = (
+            bench.submit(source) if verb == "submit" else submitting.resume(folder, bench.queue, bench.chain)
+        )
+        bench.queue.close()
+        bench.queue = behind
+    assert proxy.lost == 1
+    assert (batch_id == known) == (verb == "resume")
+    with FakeWorker(bench.url):
+        bench.work()
+    assert bench.status(batch_id) == "completed"
 
 
 def other_queue(folder: Path) -> list[object]:
