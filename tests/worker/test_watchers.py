@@ -136,13 +136,12 @@ def test_e11_many_watchers_of_one_job(queue: Queue, workers: Workers, is_cut: bo
         else:
             end_at = end_of(queue)
         found += [pool.submit(follow, workers.url) for follow in LISTENERS]
-        heard = [one.result(30) for one in found]
+        heard = [one.result(60) for one in found]
     out, _ = leaver.communicate(timeout=30)
     assert (out, leaver.returncode) == ("half-way\n", -9)
     for events, _ in heard:
         assert_whole(events)
-    slow = 0.03 * (COUNT - 20) + IN_TIME_S
-    assert max(at for _, at in heard) - end_at < (slow if not is_cut else slow + IN_TIME_S)
+    assert max(at for _, at in heard) - end_at < 10 * IN_TIME_S, "nobody misses the end again and again"
     assert result(queue, "j").text == TEXT
     nothing_left(queue)
 
