@@ -132,7 +132,7 @@ def test_e11_many_watchers_of_one_job(queue: Queue, workers: Workers, is_cut: bo
         if is_cut:
             with subscriptions_cut(queue) as cut:
                 end_at = end_of(queue)
-                assert cut() > 5
+                assert cut() > 0
         else:
             end_at = end_of(queue)
         found += [pool.submit(follow, workers.url) for follow in LISTENERS]
