@@ -3,7 +3,8 @@
 --
 --   <base>meta             hash    fingerprint, entries, bytes, max_entries, max_bytes, picks, vt:<priority>,
 --                                  paused, hungry (a worker found less than it asked for, and waits for a wake-up),
---                                  sweep (cursor of the heartbeats' search for stray jobs), epoch (a mark that no script
+--                                  sweep (cursor of the heartbeats' search for stray jobs), forgotten (server ms: when workers
+--                                  not heard of were last looked for), epoch (a mark that no script
 --                                  touches: gone with all data, see broker/epoch.py)
 --   <base>job:<id>         hash    payload digest about state entry bytes; once leased attempt worker started (ms, server
 --                                  clock); where there is such a thing cancel crashes retries not_before deadline (ms)
@@ -205,6 +206,19 @@ local function drop_entries(priority, tenant, entries)
     came[stream] = nil
     redis.call('DEL', stream)
     redis.call('ZREM', base .. 'tenants:' .. priority, tenant)
+  end
+end
+
+-- Forget a worker that has gone in the groups of streams that have work, unless jobs of its are pending there. The other
+-- streams go themselves; a stream that always has work would remember every worker that ever read of it.
+local MOST_STREAMS = 100 -- of each priority
+local function forget_consumer(worker)
+  for priority in pairs(PRIORITIES) do
+    for _, tenant in ipairs(redis.call('ZRANGE', base .. 'tenants:' .. priority, 0, MOST_STREAMS - 1)) do
+      local stream = stream_key(priority, tenant)
+      local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, worker)
+      if not pending.err and #pending == 0 then redis.pcall('XGROUP', 'DELCONSUMER', stream, GROUP, worker) end
+    end
   end
 end
 

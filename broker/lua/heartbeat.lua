@@ -25,10 +25,13 @@ end
 -- tell that there is one once no tenant has work; a scan, one piece a heartbeat, finds it and hands it back.
 -- A whole scan that finds none while nothing is leased shows that the counts are wrong: job hashes were deleted.
 local function sweep()
-  local m = redis.call('HMGET', meta, 'entries', 'sweep')
+  local m = redis.call('HMGET', meta, 'entries', 'sweep', 'bytes')
   local leased = redis.call('ZCARD', leases) + redis.call('ZCARD', delayed)
-  local tenants = base .. 'tenants:'
-  if number_of(m[1]) <= leased
+  local entries, tenants = number_of(m[1]), base .. 'tenants:'
+  if entries < 0 or entries == 0 and number_of(m[3]) ~= 0 then -- nothing is held, or far more: a count was spoilt
+    redis.call('HSET', meta, 'entries', leased, 'bytes', 0)
+  end
+  if entries <= leased
     or redis.call('EXISTS', tenants .. 'high', tenants .. 'normal', tenants .. 'low') > 0 then return end
   local step = redis.call('SCAN', whole(m[2]) and m[2] or '0', 'MATCH', base .. 'job*', 'COUNT', 1000)
   local cursor, found = step[1], 0
@@ -56,13 +59,26 @@ local function sweep()
   redis.call('HSET', meta, 'sweep', cursor)
 end
 
-local beats = redis.call('HGETALL', workers)
-for i = 1, #beats, 2 do
-  if (tonumber(string.match(beats[i + 1], '^%d+')) or 0) < now - tonumber(ARGV[4]) then
-    redis.call('HDEL', workers, beats[i])
+-- Forget workers not heard of for a long time. All heartbeats of a queue are read for that, so one in a while does it.
+local FORGET_EVERY_MS = 30000
+local function forget_workers()
+  local last = number_of(redis.call('HGET', meta, 'forgotten'))
+  if last <= now and now < last + FORGET_EVERY_MS then return end
+  redis.call('HSET', meta, 'forgotten', string.format('%.0f', now))
+  local oldest = now - tonumber(ARGV[4])
+  for _, times in ipairs({workers, base .. 'loading'}) do
+    local beats = redis.call('HGETALL', times)
+    for i = 1, #beats, 2 do
+      if (tonumber(string.match(beats[i + 1], '^%d+')) or 0) < oldest then
+        redis.call('HDEL', times, beats[i])
+        forget_consumer(beats[i])
+      end
+    end
   end
 end
+
 refused_first()
+forget_workers()
 sweep()
 release_due(now)
 expire_overdue(now)

@@ -4,7 +4,8 @@
 --        max_retries"}, ms until something falls due (0 there is more now, -1 nothing known), paused (0 | 1: nothing
 --        new is granted)}
 -- Again: a repeated request number is answered with what the first call granted and this worker still holds, leased from
---        now on: the reply may have been lost in an outage longer than a lease.
+--        now on: the reply may have been lost in an outage longer than a lease. One below the last number, which nobody
+--        waits for any more, is granted nothing.
 local worker, number, count, lease_ms = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 local memo = base .. 'lease:' .. worker
 local MOST_CLEARED = 1000 -- entries that are no jobs, cleared in one call: a script holds up the whole server
@@ -77,6 +78,8 @@ if last and string.sub(last, 1, #number + 1) == number .. ',' then
   note_leases()
   return {again, #again < count and next_ms() or -1, 0}
 end
+
+if last and (tonumber(number) or 0) < (tonumber(string.match(last, '^%d+')) or 0) then return {{}, -1, 0} end
 
 local function has_room()
   return #granted < count and granted_bytes < MOST_BYTES and events_read <= MOST_EVENTS and num_ended < MOST_ENDED

@@ -4,4 +4,5 @@
 -- Again: leaving twice is leaving once.
 redis.call('HDEL', base .. 'workers', ARGV[2])
 redis.call('HDEL', base .. 'loading', ARGV[2])
+forget_consumer(ARGV[2])
 return 'ok'

@@ -8,12 +8,13 @@
 local room = room_of(ARGV[2], ARGV[3])
 local replies, taken, digests = {}, {}, {}
 
--- Whether any of the jobs is stored already. Mostly none is, and one question for all is less than one for each.
+-- Whether any of the jobs is stored already, or a log is left of one whose hash somebody deleted. Mostly there is none,
+-- and one question for all is less than one for each.
 local function any_known(asked)
-  local jobs = {}
-  for _, one in ipairs(asked) do jobs[#jobs + 1] = job_key(one.id) end
-  for from, to in pieces(jobs) do
-    if redis.call('EXISTS', unpack(jobs, from, to)) > 0 then return true end
+  local theirs = {}
+  for _, one in ipairs(asked) do theirs[#theirs + 1], theirs[#theirs + 2] = job_key(one.id), base .. 'log:' .. one.id end
+  for from, to in pieces(theirs) do
+    if redis.call('EXISTS', unpack(theirs, from, to)) > 0 then return true end
   end
   return false
 end
@@ -45,4 +46,7 @@ for _, one in ipairs(asked) do
   replies[#replies + 1] = reply
 end
 if #taken > 0 then begin_lives(taken) end
+if not all_new then
+  for _, one in ipairs(taken) do redis.call('DEL', base .. 'log:' .. one.id) end
+end
 return replies

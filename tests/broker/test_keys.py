@@ -125,10 +125,11 @@ def test_a_script_builds_every_key_from_the_base(name: str) -> None:
         "unpack(jobs",
         "unpack(rest",
         "unpack(results",
+        "unpack(theirs",
     }
     for key in re.findall(r"redis\.p?call\('(?!TIME|SCAN|XREADGROUP|XGROUP)[A-Z]+', ([^,)]+)", source):
         assert re.match(r"(base|job_key\(|stream_key\(|tenants) ?", key) or key in built, key
-    for added in re.findall(r"(?:jobs|rest|results)\[#\w+ \+ 1\] = (.+)", source):
+    for added in re.findall(r"(?:jobs|rest|results|theirs)\[#\w+ \+ 1\] = (.+)", source):
         assert re.match(r"base \.\.|job_key\(", added), added
     for variable in re.findall(
         r"local (batch|memo|channel|stream|log|job|workers|tenants|leases|delayed|deadlines|weights|dead) = (.+)",

@@ -63,7 +63,7 @@ def rules() -> dict[str, list[str]]:
 def commands(script: str) -> set[str]:
     """What a script with the shared parts in front may run."""
     source = re.sub(r"--.*", "", load(script).source)
-    found = re.findall(r"redis\.p?call\('(\w+)'(?:, *'(CREATE)')?", source)
+    found = re.findall(r"redis\.p?call\('(\w+)'(?:, *'(CREATE|DELCONSUMER)')?", source)
     return {command.lower() + (f"|{sub.lower()}" if sub else "") for command, sub in found}
 
 

@@ -220,3 +220,13 @@ def test_the_whole_way_on_the_imitation_too(fake_redis: fakeredis.FakeRedis) -> 
     assert end(queue, lease, 1, "x") == "ok"
     assert_ended_once(queue, "a")
     assert_drained(queue)
+
+
+def test_a_request_that_comes_late_is_granted_nothing(queue: Queue) -> None:
+    """A server that stood still may read the connection that was given up last."""
+    put(queue, "a", "b", "c")
+    first, second = (calls.lease(KEYS, "w1", number, 1, LONG_MS) for number in (9, 10))
+    assert [len(queue.run(call).leases) for call in (first, second)] == [1, 1]
+    assert queue.run(first).leases == []
+    assert [lease.id for lease in queue.run(second).leases] == ["b"]
+    assert [lease.id for lease in queue.run(calls.lease(KEYS, "w1", 11, 1, LONG_MS)).leases] == ["c"]

@@ -21,6 +21,7 @@ from tests.broker.steps import (
     assert_ended_once,
     counts,
     end,
+    events_of,
     ids_of,
     job,
     key_names,
@@ -276,3 +277,37 @@ def test_any_number_is_cut_into_calls_that_hold_the_server_up_for_a_moment(queue
     assert [len(answers) for answers in queue.run_all(calls.submit_parts(KEYS, large))] == [1, 1, 1]
     assert calls.submit_parts(KEYS, []) == []
     assert ids_of(Worker(queue).lease(1000)) == [asked.id for asked in [*small, *large]]
+
+
+@pytest.mark.parametrize("again", [["a"], ["b", "a", "c"]])
+def test_a_job_whose_hash_was_deleted_begins_without_its_log(queue: Queue, again: list[str]) -> None:
+    """Else its events would be taken for the old ones', and the stream would be torn."""
+    put(queue, "a")
+    worker = Worker(queue)
+    assert say(queue, worker.lease_one(), 1, "old ", "old ").logged == 2
+    queue.client.delete(KEYS.job("a"))
+    for answer in queue.run(calls.submit_all(KEYS, [job(name) for name in again])):
+        assert answer.outcome == "queued"
+    assert events_of(queue, "a") == []
+    leases = worker.lease(3)
+    assert sorted(ids_of(leases)) == sorted(again)
+    lease = next(lease for lease in leases if lease.id == "a")
+    assert lease.logged == 0
+    assert say(queue, lease, 1, "new ").logged == 1
+    assert end(queue, lease, 1, "new ") == "ok"
+    assert_ended_once(queue, "a")
+    for other in leases:
+        assert other is lease or end(queue, other) == "ok"
+    assert worker.lease() == []
+    queue.run(calls.heartbeat(KEYS, "w1", {}))  # clears away what was left of the first one
+    assert_drained(queue)
+
+
+def test_a_repeated_submission_leaves_the_log_alone(queue: Queue) -> None:
+    put(queue, "a")
+    say(queue, Worker(queue).lease_one(), 1, "x")
+    assert [answer.outcome for answer in queue.run(calls.submit_all(KEYS, [job("a"), job("b")]))] == [
+        "same",
+        "queued",
+    ]
+    assert len(events_of(queue, "a")) == 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from broker import calls
 from broker.calls import FORGET_WORKER_MS
 from broker.keys import Keys
 from broker.loading import Loading, leave, note_loading
 from broker.queue import Queue
 from protocol import Fingerprint
-from tests.broker.steps import MODEL, Worker, beat_at, end, hear, lapse, put
+from tests.broker.steps import MODEL, Worker, beat_at, counts, end, hear, lapse, put, server_ms
 
 KEYS = Keys()
 OTHER = Fingerprint(name="tiny", dtype="bfloat16")
@@ -86,6 +88,60 @@ def test_workers_are_forgotten_after_ten_minutes(queue: Queue) -> None:
     assert FORGET_WORKER_MS - 5000 <= workers["silent"].age_ms < FORGET_WORKER_MS
 
 
+def test_heartbeats_look_for_forgotten_workers_once_in_a_while(queue: Queue) -> None:
+    """All of them are read for that: 1,000 workers that each did so at each beat took a third of a server."""
+    client: Any = queue.client
+    register(queue, "w1", MODEL)
+    client.config_resetstat()
+    for _ in range(5):
+        beat(queue, "w1")
+    assert client.info("commandstats")["cmdstat_hgetall"]["calls"] == 2, "workers, and those that load"
+    beat_at(queue, "old", age_ms=FORGET_WORKER_MS + 1000)
+    beat(queue, "w1")
+    assert b"old" in client.hkeys(KEYS.workers)
+    for last in (
+        server_ms(queue) - 31_000,
+        server_ms(queue) + 60_000,
+        "no number",
+    ):  # a clock may have been wrong
+        client.hset(KEYS.meta, "forgotten", last)
+        beat_at(queue, "old", age_ms=FORGET_WORKER_MS + 1000)
+        beat(queue, "w1")
+        assert client.hkeys(KEYS.workers) == [b"w1"]
+
+
+@pytest.mark.parametrize("how", ["leaves", "is forgotten"])
+def test_a_stream_that_always_has_work_forgets_who_is_gone(queue: Queue, how: str) -> None:
+    put(queue, *(f"j{n}" for n in range(9)))
+    client: Any = queue.client
+    for name in ("gone", "crashed", "w1"):
+        (lease,) = Worker(queue, name).lease()
+        if name == "gone":
+            assert end(queue, lease) == "ok"
+    for name in ("gone", "crashed"):
+        if how == "leaves":
+            queue.run(leave(KEYS, name))
+        else:
+            beat_at(queue, name, age_ms=FORGET_WORKER_MS + 1000)
+    register(queue, "w1", MODEL)
+    beat(queue, "w1")
+    stream = KEYS.jobs("normal", "default")
+    assert {one["name"] for one in client.xinfo_consumers(stream, "workers")} == {b"crashed", b"w1"}
+    assert client.xpending(stream, "workers")["pending"] == 2, "what it had leased is to be seen as its"
+
+
+def test_counts_that_somebody_spoilt_are_right_once_nothing_is_held(queue: Queue) -> None:
+    register(queue, "w1", MODEL)
+    for entries, size in ((0, 10**9), (0, -5), (-3, -70)):
+        queue.client.hset(KEYS.meta, mapping={"entries": entries, "bytes": size})
+        beat(queue, "w1")
+        assert counts(queue) == (0, 0)
+    put(queue, "a")
+    before = counts(queue)
+    beat(queue, "w1")
+    assert counts(queue) == before
+
+
 def loading(queue: Queue) -> dict[str, Loading]:
     return {one.worker: one for one in queue.run(calls.status(KEYS)).loading}
 
@@ -120,11 +176,12 @@ def test_what_a_worker_said_before_it_registered_may_come_late(queue: Queue) -> 
     assert loading(queue) == {}
 
 
-def test_since_when_it_loads_stays_and_who_says_nothing_is_forgotten(queue: Queue) -> None:
+def test_since_when_it_loads_stays_and_heartbeats_forget_who_says_nothing(queue: Queue) -> None:
     say_it_was(queue, "w1", ago_ms=3000, since_ms=100_000)
     say_it_was(queue, "silent", ago_ms=calls.ALIVE_MS + 1000, since_ms=100_000)
-    say_it_was(queue, "killed", ago_ms=61_000, since_ms=100_000)
+    say_it_was(queue, "killed", ago_ms=FORGET_WORKER_MS + 1000, since_ms=FORGET_WORKER_MS + 100_000)
     queue.run(note_loading(KEYS, "w1", "org/model"))
+    beat(queue, "another")
     assert set(loading(queue)) == {"w1"}
     assert 100_000 <= loading(queue)["w1"].since_ms < 110_000
     assert set(queue.client.hkeys(KEYS.loading)) == {b"w1", b"silent"}
