@@ -117,7 +117,7 @@ def subscriptions_cut(queue: Queue) -> Iterator[Callable[[], int]]:
 )
 def test_e11_many_watchers_of_one_job(queue: Queue, workers: Workers, is_cut: bool) -> None:
     """From before the start, after 5 words, after 20, slow, killed half-way, and after the end."""
-    workers.start(model="dry-run:words?delay=25ms").ready()
+    workers.start(model="dry-run:words?delay=100ms").ready()
     found: list[Future[tuple[list[Any], float]]] = []
     with ThreadPoolExecutor(12) as pool:
         submit(queue, "j", TEXT)
