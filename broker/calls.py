@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from pydantic import ValidationError
 
 from broker.keys import Keys
 from broker.loading import Loading, read_loading
 from broker.parts import in_parts
 from broker.script import Arg, Call, load
 from broker.submission import job_args, payload_bytes
-from protocol import Fingerprint, Job, Result, State, TerminalState
+from protocol import Fingerprint, Job, MillstreamError, Result, State, TerminalState, describe_validation
 from protocol.job import DEFAULT_MAX_RETRIES
 
 T = TypeVar("T")
@@ -152,6 +154,34 @@ class Limits:
 
 def _text(raw: bytes | str) -> str:
     return raw.decode() if isinstance(raw, bytes) else raw
+
+
+def _result_of(job_id: str, stored: bytes) -> Result:
+    """A job's result.
+
+    Raises:
+        MillstreamError: somebody spoilt it.
+    """
+    try:
+        return Result.decode(stored)
+    except ValidationError as error:
+        raise MillstreamError(
+            f"job {job_id}: what is stored as its result is none: {describe_validation(error)}"
+        ) from None
+
+
+def _bound_to(stored: bytes) -> Fingerprint:
+    """The model that a queue serves.
+
+    Raises:
+        MillstreamError: somebody spoilt the field.
+    """
+    try:
+        return Fingerprint.model_validate_json(stored)
+    except ValidationError as error:
+        raise MillstreamError(
+            f"the queue's meta names no model in its field `fingerprint`: {describe_validation(error)}"
+        ) from None
 
 
 def _only(call: Call[list[T]]) -> Call[T]:
@@ -330,7 +360,7 @@ def look(keys: Keys, job_id: str) -> Call[Look]:
 
     def read(reply: list[Any]) -> Look:
         state: Any = _text(reply[0]) if reply[0] is not None else None
-        result = Result.decode(reply[1]) if reply[1] is not None else None
+        result = _result_of(job_id, reply[1]) if reply[1] is not None else None
         return Look(state, result, int(reply[2]), _text(reply[3]))
 
     return Call(load("look"), keys.meta, (keys.base, job_id), read)
@@ -340,7 +370,7 @@ def register(keys: Keys, worker: str, fingerprint: Fingerprint) -> Call[Fingerpr
     """Bind the queue to the worker's model. None: agreed; else the model the queue serves."""
 
     def read(reply: list[Any]) -> Fingerprint | None:
-        return None if _text(reply[0]) == "ok" else Fingerprint.model_validate_json(reply[1])
+        return None if _text(reply[0]) == "ok" else _bound_to(reply[1])
 
     return Call(load("register"), keys.meta, (keys.base, worker, fingerprint.encode(), ALIVE_MS), read)
 
@@ -363,9 +393,12 @@ def status(keys: Keys) -> Call[Status]:
         now, bound, entries, size, running, dead, paused, delayed, beats, told = reply
         workers = []
         for worker, beat in zip(beats[::2], beats[1::2], strict=True):
-            at, _, info = _text(beat).partition(" ")
-            workers.append(WorkerBeat(_text(worker), int(now) - int(at), json.loads(info)))
-        fingerprint = Fingerprint.model_validate_json(bound) if bound is not None else None
+            with suppress(ValueError):  # somebody spoilt it: the next heartbeat makes it good
+                at, _, info = _text(beat).partition(" ")
+                told_of = json.loads(info)
+                if isinstance(told_of, dict):
+                    workers.append(WorkerBeat(_text(worker), int(now) - int(at), told_of))
+        fingerprint = _bound_to(bound) if bound is not None else None
         waiting = entries - running
         loading = read_loading(told, int(now), ALIVE_MS, {beat.worker for beat in workers})
         return Status(

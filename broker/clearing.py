@@ -11,6 +11,8 @@ from broker.script import Call, load
 from protocol import Priority
 
 FROM_THE_START = "0"
+DELAYED = "delayed"
+"""The place of jobs that wait for their time, which come from there into streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,21 @@ class What:
 def clearing(keys: Keys, what: What) -> Generator[Call[Any], Any, Cleared]:
     """The calls that clear a queue, each to be run and its reply sent in; returns how many jobs were cancelled.
 
-    Jobs that come meanwhile may be cancelled too.
+    Jobs that come meanwhile may be cancelled too. Places are listed again behind `delayed`: a job whose time comes
+    before its slice does may lie in one that was none before.
     """
     cancelled = cancelling = 0
-    for place in (yield places(keys, what)):
+    left, seen = list((yield places(keys, what))), set[str]()
+    while left:
+        place = left.pop(0)
+        seen.add(place)
         cursor = FROM_THE_START
         while cursor:
             cleared, cursor = yield clear(keys, what, place, cursor)
             cancelled += cleared.cancelled
             cancelling += cleared.cancelling
+        if place == DELAYED:
+            left = [place for place in (yield places(keys, what)) if place not in seen]
     return Cleared(cancelled, cancelling)
 
 

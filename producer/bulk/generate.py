@@ -323,7 +323,7 @@ def _work(
             with interrupt.at_once():
                 wait_until_ready(server.url, left_s, keys)
                 time.sleep(min(RETRY_S, left_s))
-        if worker is not None and worker.check(has_answered=run.has_answered):
+        if worker is not None and worker.check(answered=run.answered):
             screen.note("the worker ended, and was started again")
 
 

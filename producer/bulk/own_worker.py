@@ -66,6 +66,9 @@ class OwnWorker:
         self._model = model
         self._log = log
         self._restarts = 0
+        """In a row, without an answer between them."""
+        self._answered = 0
+        """Jobs that had ended when it was last started again."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -84,8 +87,11 @@ class OwnWorker:
         finally:
             os.close(end)
 
-    def check(self, *, has_answered: bool) -> bool:
+    def check(self, *, answered: int) -> bool:
         """Whether it had died and was started again.
+
+        Args:
+            answered: jobs that have ended since the run began; only deaths without one between them count.
 
         Raises:
             Refused: it was told something that it cannot do.
@@ -94,9 +100,11 @@ class OwnWorker:
         code = None if self._process is None else self._process.poll()
         if code is None:
             return False
-        if not has_answered and code == USAGE:
+        if answered > self._answered:
+            self._restarts, self._answered = 0, answered
+        if not answered and code == USAGE:
             raise Refused(f"the worker for {self._model} cannot be started so: {self._last_words(code)}")
-        if not has_answered or self._restarts == MOST_RESTARTS:
+        if not answered or self._restarts == MOST_RESTARTS:
             raise MillstreamError(
                 f"the worker for {self._model} ended: {self._last_words(code)} (log: {self._log})"
             )

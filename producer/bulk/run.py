@@ -64,9 +64,9 @@ class Run:
         self._input_ended = False
 
     @property
-    def has_answered(self) -> bool:
-        """Whether a job has ended since this process began."""
-        return self._served.known
+    def answered(self) -> int:
+        """How many jobs have ended since this process began."""
+        return self._served.seen
 
     def step(self) -> bool:
         """Admit, submit, collect, store. False: every row has an outcome, and the server holds none of them.
@@ -125,8 +125,8 @@ class Served:
     def __init__(self, manifest: Manifest, places: Places) -> None:
         self._manifest = manifest
         self._places = places
-        self.known = False
-        """Whether any result has come in this process."""
+        self.seen = 0
+        """How many results have come in this process."""
 
     def check(self, result: Outcome) -> None:
         """Note which model answers.
@@ -134,7 +134,7 @@ class Served:
         Raises:
             MillstreamError: it is not the one that answered before.
         """
-        self.known = True
+        self.seen += 1
         if result.model is None or result.model == self._manifest.served:
             return
         if self._manifest.served is not None:

@@ -131,6 +131,26 @@ def test_what_begins_to_run_meanwhile_is_marked_too(queue: Queue) -> None:
     assert_drained(queue)
 
 
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("place", ["delayed", "leases"])
+def test_what_is_put_in_line_meanwhile_is_cancelled_too(queue: Queue, others: int, place: str) -> None:
+    """A job that waited from the beginning on, of a tenant that has no stream when the places are listed."""
+    put(queue, "a", *[f"j{n}" for n in range(others)])
+    put(queue, "late", tenant="t", delay_s=60.0)
+    client: Any = queue.client
+
+    def run(call: Any) -> Any:
+        if place in call.args and client.zscore(KEYS.delayed, "late") is not None:
+            client.zadd(KEYS.delayed, {"late": 1})
+            queue.run(calls.heartbeat(KEYS, "w1", {}))
+        return queue.run(call)
+
+    cleared = clear_all(run, KEYS, What())
+    assert cleared == Cleared(2 + others, 0)
+    assert_ended_once(queue, "late", "cancelled")
+    assert_drained(queue)
+
+
 def test_what_is_marked_is_counted_once(queue: Queue) -> None:
     """Though the job is met where leases and where entries stand, and at the second clearing."""
     put(queue, "a")
@@ -176,7 +196,8 @@ def test_long_logs_are_cancelled_a_few_a_call(queue: Queue) -> None:
     places = queue.run(next(steps))
     assert places[:2] == ["delayed", "leases"]
     assert queue.run(steps.send(places)) == (Cleared(0, 0), "")
-    first = queue.run(steps.send((Cleared(0, 0), "")))
+    assert queue.run(steps.send((Cleared(0, 0), ""))) == places
+    first = queue.run(steps.send(places))
     assert first == (Cleared(2, 0), "0")
     assert clear(queue, What()) == Cleared(1, 0)
     assert [assert_ended_once(queue, name, "cancelled").text for name in "abc"] == ["x" * 1500] * 3

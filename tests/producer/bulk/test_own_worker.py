@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.bulk.own_worker import RUNS_OWN, OwnWorker, answering, read_flags
+from producer.bulk.own_worker import MOST_RESTARTS, RUNS_OWN, OwnWorker, answering, read_flags
 from producer.refusal import Refused
 from protocol import MillstreamError
 from tests.producer.bulk.orders import read_rows, write_rows
@@ -94,7 +94,7 @@ def ended(model: str, flags: str, url: str, folder: Path) -> MillstreamError:
     worker._process.wait(60)
     try:
         with pytest.raises(MillstreamError) as fault:
-            worker.check(has_answered=False)
+            worker.check(answered=0)
     finally:
         worker.stop()
     return fault.value
@@ -132,13 +132,13 @@ def test_so_is_what_contradicts_the_model(tiny_model_dir: Path, url: str, tmp_pa
 
 def test_a_worker_that_was_killed_is_no_wrong_usage(url: str, tmp_path: Path) -> None:
     worker = OwnWorker("dry-run:echo", [], "q", url, tmp_path / "worker.log")
-    assert not worker.check(has_answered=False)
+    assert not worker.check(answered=0)
     worker.start()
     assert worker._process is not None
     worker._process.kill()
     worker._process.wait(60)
     with pytest.raises(MillstreamError, match="ended: killed by signal 9") as fault:
-        worker.check(has_answered=False)
+        worker.check(answered=0)
     worker.stop()
     assert not isinstance(fault.value, Refused)
 
@@ -170,3 +170,27 @@ def test_a_run_keeps_to_them_where_they_change_answers(tmp_path: Path) -> None:
     assert code == 0
     assert "1 answered, 0 failed in" in errors, "asked again, not kept"
     assert [row["completion"] for row in read_rows(tmp_path / "out.jsonl")] == ["a"]
+
+
+def test_only_deaths_without_an_answer_between_them_count(url: str, tmp_path: Path) -> None:
+    """A run may take a week, and a worker may die once a day."""
+    worker = OwnWorker("dry-run:echo", [], "q", url, tmp_path / "worker.log")
+    worker.start()
+
+    def die() -> None:
+        assert worker._process is not None
+        worker._process.kill()
+        worker._process.wait(60)
+
+    try:
+        for answered in range(1, 2 * MOST_RESTARTS + 2):
+            die()
+            assert worker.check(answered=answered)
+        for _ in range(MOST_RESTARTS - 1):
+            die()
+            assert worker.check(answered=answered)
+        die()
+        with pytest.raises(MillstreamError, match="ended: killed by signal 9"):
+            worker.check(answered=answered)
+    finally:
+        worker.stop()
