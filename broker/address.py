@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from redis.connection import parse_url
 
-from protocol.errors import BrokerUnreachable
+from protocol.errors import BadUrl
 
 Setup = Literal["server", "sentinel", "cluster"]
 Transport = Literal["tcp", "tls", "unix"]
@@ -30,7 +30,7 @@ EXAMPLES = {
 }
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 _SCHEME = re.compile(r"(rediss?)(?:\+(sentinel|cluster))?|unix")
-_OURS = ("connection_class", "decode_responses", "find", "retry")
+_OURS = ("connection_class", "decode_responses", "find", "gate", "retry")
 """Arguments of a connection that no URL may set."""
 _HARMLESS = {
     *("db", "protocol", "client_name", "max_connections", "health_check_interval"),
@@ -84,7 +84,7 @@ def parse(url: str) -> Address:
     """Read a URL.
 
     Raises:
-        BrokerUnreachable: it is none, or redis-py would read it differently from what its writer meant.
+        BadUrl: it is none, or redis-py would read it differently from what its writer meant.
     """
     scheme = _SCHEME.fullmatch(url.partition("://")[0]) if "://" in url else None
     if scheme is None:
@@ -105,9 +105,9 @@ def parse(url: str) -> Address:
     )
 
 
-def bad_url(url: str, why: str, setup: Setup = "server") -> BrokerUnreachable:
+def bad_url(url: str, why: str, setup: Setup = "server") -> BadUrl:
     """One line about a URL that cannot be used."""
-    return BrokerUnreachable(f"Cannot use the Redis URL {redact(url)}: {why}. Example: {EXAMPLES[setup]}")
+    return BadUrl(f"Cannot use the Redis URL {redact(url)}: {why}. Example: {EXAMPLES[setup]}")
 
 
 def _split(url: str, setup: Setup) -> SplitResult:

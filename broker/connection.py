@@ -23,10 +23,11 @@ from redis.retry import Retry
 
 from broker.address import EXAMPLES, Address, bad_url, parse, redact
 from broker.faults import is_busy
-from broker.finding import ASYNC_CONNECTIONS, CONNECTIONS, finder
+from broker.finding import ASYNC_CONNECTIONS, CONNECTIONS, Gate, finder
 from broker.keys import Keys
 from broker.patience import Patient, PatientAsync
-from protocol.errors import BrokerUnreachable
+from broker.pools import AsyncPool, Pool
+from protocol.errors import BadUrl, BrokerUnreachable
 
 OLDEST_SERVER = (7, 0)
 CONNECT_TIMEOUT_S = 5.0
@@ -57,7 +58,7 @@ def connect(url: str, keys: Keys = Keys(), patience_s: float = 0.0) -> redis.Red
     address = parse(url)
     options = _options(address, keys, Patient(patience_s, _backoff(), RETRIES))
     try:
-        pool = redis.ConnectionPool(connection_class=CONNECTIONS[address.transport], **options)
+        pool = Pool(connection_class=CONNECTIONS[address.transport], **options)
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError) as error:
         raise _bad_option(url, error, address) from None
@@ -73,7 +74,7 @@ def connect_async(url: str, keys: Keys = Keys(), patience_s: float = 0.0) -> red
     address = parse(url)
     options = _options(address, keys, PatientAsync(patience_s, _backoff(), RETRIES))
     try:
-        pool = redis.asyncio.ConnectionPool(connection_class=ASYNC_CONNECTIONS[address.transport], **options)
+        pool = AsyncPool(connection_class=ASYNC_CONNECTIONS[address.transport], **options)
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError) as error:
         raise _bad_option(url, error, address) from None
@@ -138,7 +139,7 @@ def _options(address: Address, keys: Keys, retry: Any) -> dict[str, Any]:
     }
     connection = {**ours, **address.options}
     find = finder(replace(address, options=connection), keys.meta)
-    return {"max_connections": MOST_CONNECTIONS, "retry": retry, "find": find, **connection}
+    return {"max_connections": MOST_CONNECTIONS, "retry": retry, "find": find, "gate": Gate(), **connection}
 
 
 def _backoff() -> ExponentialWithJitterBackoff:
@@ -265,7 +266,7 @@ def _check_server(url: str, info: dict[str, Any]) -> None:
         )
 
 
-def _bad_option(url: str, error: Exception, address: Address) -> BrokerUnreachable:
+def _bad_option(url: str, error: Exception, address: Address) -> BadUrl:
     """redis-py takes what follows the '?' as arguments of its connection, and fails as Python does."""
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     why = f"there is no option '{unknown[1]}'" if unknown else str(error).rstrip(".")

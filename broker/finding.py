@@ -14,9 +14,11 @@ to the old primary for ever.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import hiredis
@@ -29,6 +31,7 @@ from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError
 from redis.retry import Retry
 
 from broker.address import Address, Transport
+from protocol.errors import ClientClosed
 
 Place = tuple[str, int]
 """(host, port)"""
@@ -154,6 +157,17 @@ class _Packer(sync.HiredisRespSerializer):
         return packed
 
 
+class Gate:
+    """Whether a client may still connect; all its connections know."""
+
+    closed = False
+
+    def check(self) -> None:
+        """Raises ClientClosed behind a closed one."""
+        if self.closed:
+            raise ClientClosed("this client is closed")
+
+
 class _Finding:
     """What a blocking connection does beside redis-py's own: find the server, and leave it.
 
@@ -163,10 +177,23 @@ class _Finding:
 
     health_check_interval: Any
     next_health_check: Any
+    _sock: Any
 
-    def __init__(self, *, find: Find | None = None, **options: Any) -> None:
+    def __init__(self, *, find: Find | None = None, gate: Gate | None = None, **options: Any) -> None:
         self._find = find
+        self._gate = gate or Gate()
         super().__init__(command_packer=_Packer(), **options)  # type: ignore[call-arg]
+
+    def connect_check_health(self, *args: Any, **options: Any) -> Any:
+        """As redis-py's own; also for a connection that stands, whenever one is taken from the pool."""
+        self._gate.check()
+        return super().connect_check_health(*args, **options)  # type: ignore[misc]
+
+    def cut(self) -> None:
+        """End it under whoever reads from it or writes to it: to them the server has closed it."""
+        if (open_socket := self._sock) is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
 
     def _connect(self) -> Any:
         if self._find is not None:
@@ -207,11 +234,23 @@ class _FindingAsync:
     health_check_interval: Any
     next_health_check: Any
     is_connected: bool
+    _writer: Any
 
-    def __init__(self, *, find: Find | None = None, **options: Any) -> None:
+    def __init__(self, *, find: Find | None = None, gate: Gate | None = None, **options: Any) -> None:
         self._find = find
+        self._gate = gate or Gate()
         self._packer = _Packer()
         super().__init__(parser_class=_Parser, **options)  # type: ignore[call-arg]
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> Any:
+        """As for blocking connections."""
+        self._gate.check()
+        return await super().connect_check_health(*args, **options)  # type: ignore[misc]
+
+    def cut(self) -> None:
+        """As for blocking connections."""
+        if self._writer is not None:
+            self._writer.close()
 
     async def _connect(self) -> Any:
         if self._find is not None:

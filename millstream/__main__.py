@@ -105,12 +105,14 @@ def _explain(error: Exception) -> tuple[str, int]:
     """A fault in a line, and its exit code; what is no user's mistake is raised again, with its traceback."""
     from producer.cli import exits
     from producer.refusal import Refused
-    from protocol import MillstreamError, OptionRefused, RequestError
+    from protocol import BadUrl, MillstreamError, OptionRefused, RequestError
 
     if isinstance(error, OptionRefused):
         return error.as_flags(), exits.REFUSED
     if isinstance(error, MillstreamError):
-        return str(error), exits.REFUSED if isinstance(error, Refused | RequestError) else exits.FAILED
+        return str(error), exits.REFUSED if isinstance(
+            error, Refused | RequestError | BadUrl
+        ) else exits.FAILED
     if isinstance(error, ModuleNotFoundError) and error.name in _WORKER_MODULES:
         return f"{error.name} is missing: pip install 'millstream[worker]'", exits.REFUSED
     if isinstance(error, OSError):  # a full disk behind stdout, a file that went away

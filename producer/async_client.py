@@ -22,6 +22,7 @@ from broker.calls import Cancelled, Limits, Look, Status
 from broker.clearing import Cleared, clearing
 from broker.connection import connect_async, wait_until_ready_async
 from broker.keys import keys_of
+from broker.pools import shut_async
 from broker.queue import AsyncQueue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow_async
@@ -43,7 +44,7 @@ from producer.request import (
     weight_call,
 )
 from producer.wait import wait_for_result_async
-from protocol import Job, Priority, Result, SamplingParams, State, TokenEvent
+from protocol import ClientClosed, Job, Priority, Result, SamplingParams, State, TokenEvent
 from protocol.job import DEFAULT_MAX_RETRIES, DEFAULT_RESULT_TTL_S
 
 
@@ -97,13 +98,15 @@ class AsyncClient:
         self._patience_s = patience_s
         self._server: Server | None = None
         self._queue: AsyncQueue | None = None
+        self._is_closed = False
 
     @property
     def url(self) -> str:
         """Where the server listens.
 
         Raises:
-            RuntimeError: the client is not open.
+            RuntimeError: the client is not open yet.
+            ClientClosed: it was.
         """
         return self._opened()[0].url
 
@@ -113,6 +116,8 @@ class AsyncClient:
         return self._opened()[1]
 
     def _opened(self) -> tuple[Server, AsyncQueue]:
+        if self._is_closed:
+            raise ClientClosed("this client is closed")
         if self._server is None or self._queue is None:
             raise RuntimeError(
                 "this AsyncClient is not open: use it inside `async with AsyncClient() as client:`"
@@ -127,6 +132,7 @@ class AsyncClient:
             await asyncio.to_thread(server.close)
             raise
         self._server = server
+        self._is_closed = False
         self._queue = AsyncQueue(connect_async(server.url, self._keys, OUTAGE_S), self._keys)
         return self
 
@@ -134,10 +140,13 @@ class AsyncClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connections, and give back the embedded broker if it was used; nothing if it is not open."""
+        """Close the connections, and give back the embedded broker if it was used; nothing if it is not open. Other
+        tasks' open calls, and later ones, raise `ClientClosed`; `async with` opens it anew.
+        """
         server, queue, self._server, self._queue = self._server, self._queue, None, None
         if queue is not None:
-            await queue.close()
+            self._is_closed = True
+            await shut_async(queue.client)
         if server is not None:
             await asyncio.to_thread(server.close)
 

@@ -21,6 +21,7 @@ from broker.calls import Cancelled, Limits, Look, Status
 from broker.clearing import Cleared, clear_all
 from broker.connection import connect, wait_until_ready
 from broker.keys import keys_of
+from broker.pools import shut
 from broker.queue import Queue, T
 from broker.script import Call
 from broker.watch import AnyEvent, follow
@@ -300,8 +301,10 @@ class Client:
             return self.queue.run(call)
 
     def close(self) -> None:
-        """Close the connections, and give back the embedded broker if it was used."""
-        self.queue.close()
+        """Close the connections, and give back the embedded broker if it was used. Calls that are open in other
+        threads, and later ones, raise `ClientClosed`.
+        """
+        shut(self.queue.client)
         self._server.close()
 
     def __enter__(self) -> Self:

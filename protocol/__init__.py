@@ -1,7 +1,9 @@
 """What is said between producers, broker and workers. Imports neither redis nor torch."""
 
 from protocol.errors import (
+    BadUrl,
     BrokerUnreachable,
+    ClientClosed,
     ErrorCode,
     JobConflict,
     JobFailed,
@@ -47,8 +49,10 @@ from protocol.validation import describe_validation
 __all__ = [
     "PRIORITIES",
     "TERMINAL_STATES",
+    "BadUrl",
     "BrokerUnreachable",
     "Choice",
+    "ClientClosed",
     "ErrorCode",
     "Event",
     "Fingerprint",

@@ -58,6 +58,14 @@ class BrokerUnreachable(MillstreamError):
     """No Redis behind the URL, or it stopped answering."""
 
 
+class BadUrl(BrokerUnreachable):
+    """The URL is none, or not one that we can use: nothing was tried."""
+
+
+class ClientClosed(MillstreamError, RuntimeError):
+    """The client was closed, before the call or under it."""
+
+
 class QueueFull(MillstreamError):
     """The queue's bound on entries or bytes is reached."""
 

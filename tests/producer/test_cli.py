@@ -97,7 +97,7 @@ def test_a_failed_job_is_exit_code_1(program: Program, url: str) -> None:
         (("submit", "x", "--queue", "a:b"), 2, "a:b"),
         (("submit", "--messages", "no-such-file"), 2, "no-such-file"),
         (("submit", "x", "--redis-url", "redis://:secret@127.0.0.1:1"), 1, "nobody listens"),
-        (("submit", "x", "--redis-url", "http://127.0.0.1"), 1, "redis://"),
+        (("submit", "x", "--redis-url", "http://127.0.0.1"), 2, "redis://"),
         (("watch", "nobody"), 1, "not found"),
         (("result", "nobody"), 1, "not found"),
         (("cancel", "nobody"), 1, "not found"),
@@ -193,3 +193,13 @@ def test_who_watches_a_job_that_waits_hears_once_that_its_queue_is_paused(
     said = "millstream: queue s9 is paused: job j waits until `millstream queue resume --queue s9`\n"
     assert done.stderr.count("paused") == done.stderr.count(said) == int(is_paused and not runs)
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("verb", [("status",), ("submit", "p"), ("dead", "list"), ("batch", "list")])
+@pytest.mark.parametrize("wrong", ["http://x", "redis://x/abc", "redis://x/0?bogus=1", "redis://x:99999/0"])
+def test_a_url_that_is_none_is_wrong_usage_wherever_it_stands(
+    program: Program, verb: tuple[str, ...], wrong: str
+) -> None:
+    for done in (program(*verb, "--redis-url", wrong), program(*verb, REDIS_URL=wrong)):
+        assert done.returncode == 2
+        assert done.stderr.startswith("millstream: Cannot use the Redis URL")
