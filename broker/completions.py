@@ -22,7 +22,11 @@ NO_ENTRY = "0-1"
 """Stands for the announcement of a job that is forgotten although nobody read one: it was lost, or goes with its
 stream. No server gives an entry this id."""
 READ_AT_ONCE = 100
-"""Entries, each of up to `broker.parts.AT_ONCE` jobs."""
+"""Entries at most, each of up to `broker.parts.AT_ONCE` jobs."""
+FIRST_READ = 8
+"""Entries of the first read, when nobody knows how large they are."""
+READ_BYTES = 1 << 26
+"""Of results read at once, by what the last ones took: an entry may have 64 MiB, and a hundred of them no room."""
 LONGEST_BLOCK_S = SOCKET_TIMEOUT_S / 2
 """A longer wait on the server would count as a lost connection."""
 
@@ -48,6 +52,7 @@ class Completions:
         self._queue = queue
         self._run = run
         self._after = "0"
+        self._at_once = FIRST_READ
         self._unforgotten: dict[str, int] = {}
         """How many jobs of an entry are not forgotten yet: it is deleted with the last of them."""
 
@@ -59,7 +64,7 @@ class Completions:
         """
         stream = self._queue.keys.done(self._run)
         block_ms = max(1, int(min(block_s, LONGEST_BLOCK_S) * 1000))
-        reply: Any = self._queue.client.xread({stream: self._after}, count=READ_AT_ONCE, block=block_ms)
+        reply: Any = self._queue.client.xread({stream: self._after}, count=self._at_once, block=block_ms)
         entries = _entries(reply)
         if not entries:
             return []
@@ -69,6 +74,8 @@ class Completions:
             for job_id, raw in results.items()
         ]
         self._after = found[-1].entry
+        an_entry = max(1, sum(len(one.raw) for one in found) // len(entries))
+        self._at_once = min(2 * self._at_once, READ_AT_ONCE, max(1, READ_BYTES // an_entry))
         self._unforgotten |= Counter(one.entry for one in found)
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from broker import calls
+from broker import calls, completions
 from broker.calls import Ending, Lease
 from broker.completions import LONGEST_BLOCK_S, READ_AT_ONCE, Completion, Completions
 from broker.connection import SOCKET_TIMEOUT_S
@@ -139,9 +139,9 @@ def test_more_than_one_reading(queue: Queue) -> None:
             pipe.xadd(KEYS.done("r"), {name: b"{}"})
         pipe.execute()
     run = Completions(queue, "r")
-    read = [run.read(0), run.read(0), run.read(0)]
+    read = [run.read(0) for _ in range(5)]
     assert [item.id for batch in read for item in batch] == ids
-    assert [len(batch) for batch in read] == [READ_AT_ONCE, 5, 0]
+    assert [len(batch) for batch in read] == [8, 16, 32, 49, 0]
 
 
 def test_runs_do_not_mix(queue: Queue) -> None:
@@ -198,3 +198,20 @@ def test_everything_flushed_while_it_waits(queue: Queue, server: RealServer) -> 
 
 def test_a_wait_is_shorter_than_what_counts_as_a_lost_connection() -> None:
     assert LONGEST_BLOCK_S < SOCKET_TIMEOUT_S
+
+
+@pytest.mark.usefixtures("keys_broken_by_hand")
+def test_large_entries_are_read_few_at_once(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And small ones ever more, up to a hundred."""
+    monkeypatch.setattr(completions, "READ_BYTES", 1 << 16)
+    client: Any = queue.client
+    for size in (*[1 << 14] * 20, *[10] * 400):
+        client.xadd(KEYS.done("r"), {"j": b"x" * size})
+    reading = Completions(queue, "r")
+    read = []
+    while found := reading.read(0.001):
+        read.append(len(found))
+    assert read[:4] == [8, 4, 4, 4]
+    assert sum(read) == 420
+    assert max(read) == READ_AT_ONCE
+    reading.end()
