@@ -432,7 +432,10 @@ def weights(keys: Keys, tenant: str = "", weight: float = 1.0) -> Call[dict[str,
     """Give a tenant a weight, above 0, or only ask: every weight that is not 1, by tenant."""
 
     def read(reply: list[Any]) -> dict[str, float]:
-        pairs = zip(reply[::2], reply[1::2], strict=True)
-        return {_text(name): float(value) for name, value in pairs}
+        weights: dict[str, float] = {}
+        for name, value in zip(reply[::2], reply[1::2], strict=True):
+            with suppress(ValueError):  # somebody spoilt it: it counts as 1
+                weights[_text(name)] = float(value)
+        return weights
 
     return Call(load("weight"), keys.meta, (keys.base, tenant, repr(float(weight))), read)

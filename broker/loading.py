@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.keys import Keys
@@ -43,7 +44,8 @@ def read_loading(
     """
     found = []
     for worker, said in zip(told[::2], told[1::2], strict=True):
-        at, since, model = said.decode().split(" ", 2)
-        if now - int(at) <= recent_ms and worker.decode() not in beating:
-            found.append(Loading(worker.decode(), model, now - int(since)))
+        with suppress(ValueError):  # somebody spoilt it: its worker says it again
+            at, since, model = said.decode().split(" ", 2)
+            if now - int(at) <= recent_ms and worker.decode() not in beating:
+                found.append(Loading(worker.decode(), model, now - int(since)))
     return tuple(found)

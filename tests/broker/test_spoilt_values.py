@@ -55,3 +55,18 @@ def test_a_model_that_is_none_is_told_in_one_line(queue: Queue, garbage: bytes) 
     with pytest.raises(MillstreamError, match="names no model") as raised:
         queue.run(calls.status(KEYS))
     assert len(str(raised.value).splitlines()) == 1
+
+
+@pytest.mark.usefixtures("keys_broken_by_hand")
+def test_a_weight_that_is_none_is_passed_over(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hset(KEYS.weights, mapping={"t": "heavy", "u": "2"})
+    assert queue.run(calls.weights(KEYS)) == {"u": 2.0}
+
+
+@pytest.mark.usefixtures("keys_broken_by_hand")
+@pytest.mark.parametrize("garbage", [b"garbage", b"", b"x y z", b"1 2", b"\xff \xff \xff"])
+def test_what_a_loading_worker_did_not_say_is_passed_over(queue: Queue, garbage: bytes) -> None:
+    client: Any = queue.client
+    client.hset(f"{KEYS.base}loading", "w", garbage)
+    assert queue.run(calls.status(KEYS)).loading == ()
