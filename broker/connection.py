@@ -208,6 +208,13 @@ def _diagnose(error: Exception) -> _Fault:
             return _Fault("what answers there is not a Redis server", "Check the host and the port.")
         case redis.ConnectionError() | OSError():
             return _diagnose_network(error)
+    if "The user executing the script can't" in str(error):  # Redis; Valkey and redis-py have no class for it
+        return _Fault(f"this user may not do that ({error})", "Give the user the rights, or use another one.")
+    if "WRONGTYPE" in str(error):
+        return _Fault(
+            f"a key of the queue holds something else ({error})",
+            "Somebody changed it by hand: delete what is not ours, or use another queue.",
+        )
     return _Fault(f"it said: {error}", "Check the URL and the server's configuration.")
 
 

@@ -160,7 +160,16 @@ def in_pipelines(jobs: Iterable[Job]) -> Iterator[list[Job]]:
     Raises:
         As `check_limits`.
     """
-    return in_parts(jobs, check_limits, SUBMIT_AT_ONCE, SUBMIT_BYTES_AT_ONCE)
+    given: Any = jobs
+    if isinstance(given, Job) or not isinstance(given, Iterable):
+        raise RequestError.invalid(f"jobs: give jobs, one after the other, not {type(jobs).__name__}")
+    return in_parts(map(_job, jobs), check_limits, SUBMIT_AT_ONCE, SUBMIT_BYTES_AT_ONCE)
+
+
+def _job(one: Any) -> Job:
+    if not isinstance(one, Job):
+        raise RequestError.invalid(f"jobs: each is a Job, not {type(one).__name__}")
+    return one
 
 
 def check_limits(job: Job) -> int:
@@ -193,13 +202,17 @@ def limits_call(keys: Keys, max_entries: int | None, max_bytes: int | None) -> C
     """Set or ask a queue's bounds.
 
     Raises:
-        RequestError: a bound is below 0.
+        RequestError: a bound is below 0, or no whole number.
     """
     for name, most in (("max_entries", max_entries), ("max_bytes", max_bytes)):
+        if isinstance(most, bool) or not isinstance(most, int | float | None):
+            raise RequestError.invalid(f"{name}: give a whole number, not {most!r}")
         if most is not None and not 0 <= most <= 1 << 53:
             raise RequestError.invalid(
                 f"{name} is {most}: give a number from 1 to {1 << 53:,}, or 0 for the default"
             )
+        if isinstance(most, float):
+            raise RequestError.invalid(f"{name}: give a whole number, not {most!r}")
     return calls.limits(keys, max_entries, max_bytes)
 
 
@@ -210,6 +223,8 @@ def weight_call(keys: Keys, tenant: str, weight: float) -> Call[dict[str, float]
         RequestError: no tenant can have that name or that weight.
     """
     _check_tenant(tenant)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise RequestError.invalid(f"weight: give a number, not {weight!r}")
     if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
         raise RequestError.invalid(
             f"weight {weight:g}: give {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; 1 is what every tenant has"

@@ -94,6 +94,8 @@ def requeue(
             after = batch[-1]
             if names:
                 break
+    if all_ and not after:
+        note("0 requeued")
     raise typer.Exit(code)
 
 

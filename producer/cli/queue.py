@@ -66,7 +66,7 @@ def clear(
 
     level = options.one_of("--priority", priority, PRIORITIES)
     with Client(redis_url, queue) as client:
-        if not yes:
+        if not yes and not _is_empty(client, running):
             _ask(client, running, narrowed=level is not None or tenant is not None)
         cleared = client.clear(priority=level, tenant=tenant, running=running)
     if as_json:
@@ -75,6 +75,17 @@ def clear(
         return
     theirs = f", {cleared.cancelling:,} that run are being cancelled" if running else ""
     print(f"queue {queue}: {cleared.cancelled:,} cancelled{theirs}")
+
+
+def _is_empty(client: Client, running: bool) -> bool:
+    """Whether there is nothing to ask about; that is said."""
+    from producer.cli import screen
+
+    found = client.status()
+    if found.waiting or (running and found.running):
+        return False
+    screen.note(f"queue {client.queue.keys.queue}: there is nothing to clear")
+    return True
 
 
 def is_at_a_terminal() -> bool:

@@ -166,3 +166,20 @@ def test_times_of_0_are_now_and_a_result_kept_0_s_is_kept(url: str) -> None:
         client.clear()
         assert kept.result(timeout=0).state == "cancelled"
         assert client.queue.client.pttl(client.queue.keys.job("kept")) == -1
+
+
+@pytest.mark.parametrize("wrong", ["x", 1.5, True, b"1", [1]])
+def test_bounds_and_weights_are_numbers(url: str, wrong: Any) -> None:
+    with Client(url) as client:
+        for name in ("max_entries", "max_bytes"):
+            with pytest.raises(RequestError, match=f"{name}: give a whole number"):
+                client.limits(**{name: wrong})
+        if wrong != 1.5:
+            with pytest.raises(RequestError, match="weight: give a number"):
+                client.set_weight("t", wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, [5], ["x"], [None]])
+def test_what_is_no_job_is_said(url: str, wrong: Any) -> None:
+    with Client(url) as client, pytest.raises(RequestError, match="jobs: "):
+        client.submit_many(wrong)

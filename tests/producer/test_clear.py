@@ -63,3 +63,10 @@ def test_clear_asks_on_a_terminal_and_elsewhere_wants_to_be_told(
     running = program("queue", "clear", "--yes", "--running")
     assert running.stdout == "queue default: 0 cancelled, 0 that run are being cancelled\n"
     assert program("queue", "clear", "--yes", "--priority", "urgent").returncode == 2
+
+
+def test_an_empty_queue_has_nothing_to_clear(program: Program) -> None:
+    for flags in ((), ("--tenant", "nobody"), ("--running",)):
+        done = program("queue", "clear", *flags)
+        assert done.returncode == 0
+        assert "there is nothing to clear" in done.stderr

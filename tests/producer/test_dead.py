@@ -252,3 +252,8 @@ def test_a_letter_without_a_payload_holds_no_job(program: Program, url: str) -> 
     done = program("dead", "requeue", letter)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"dead letter {letter}: it holds no job" in done.stderr
+
+
+def test_requeue_all_of_nothing_says_so(program: Program) -> None:
+    done = program("dead", "requeue", "--all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "millstream: 0 requeued\n")
