@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from producer.cli import options
-from producer.cli.flags import Given, json_in, json_of, spread
+from producer.cli.flags import Given, json_in, spread
 from producer.cli.rendering import FLAGS as RENDERING
 from producer.cli.sampling import FLAGS as SAMPLING
 
@@ -131,7 +131,13 @@ def _check_for_a_prompt(rendering: Given) -> None:
 
 
 def _read_messages(path: Path) -> list[Any]:
-    turns = json_of("--messages -", _read_stdin()) if str(path) == "-" else json_in("--messages", path)
+    if str(path) == "-":
+        try:
+            turns = json.loads(_read_stdin())
+        except ValueError as error:
+            raise typer.BadParameter(f"--messages -: {error}; give JSON") from None
+    else:
+        turns = json_in("--messages", path)
     if not isinstance(turns, list):
         raise typer.BadParameter(f"--messages {path}: it does not hold a list of messages")
     return turns

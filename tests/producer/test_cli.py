@@ -203,3 +203,8 @@ def test_a_url_that_is_none_is_wrong_usage_wherever_it_stands(
     for done in (program(*verb, "--redis-url", wrong), program(*verb, REDIS_URL=wrong)):
         assert done.returncode == 2
         assert done.stderr.startswith("millstream: Cannot use the Redis URL")
+
+
+def test_what_stands_on_stdin_is_not_told_of_files(program: Program) -> None:
+    done = program("submit", "--messages", "-", stdin="{")
+    assert (done.returncode, "@FILE" in done.stderr, "give JSON" in done.stderr) == (2, False, True)
