@@ -84,7 +84,7 @@ end
 -- it is none.
 local function number_of(text, otherwise)
   local number = tonumber(text)
-  return number and number > -1e15 and number < 1e15 and number or otherwise or 0
+  return number and math.abs(number) <= 2 ^ 53 and number or otherwise or 0
 end
 
 -- The field `about`, read: jobs of one run mostly have the same, which is taken apart once. Nil for what is none.

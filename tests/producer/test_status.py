@@ -120,7 +120,7 @@ def test_who_waits_for_a_worker_is_told_what_for(program: Program, url: str) -> 
     queue = Queue(connect(url), Keys())
     queue.run(note_loading(queue.keys, "w1", "org/large"))
     loads = program("status", "--wait-ready", "0.01", "--json")
-    assert (loads.returncode, loads.stderr.count("w1 loads org/large since 0 s")) == (1, 2)
+    assert (loads.returncode, loads.stderr.count("w1 loads org/large since ")) == (1, 2)
     (told,) = json.loads(loads.stdout)["loading"]
     assert (told["worker"], told["model"], 0 <= told["since_s"] < 60) == ("w1", "org/large", True)
     queue.run(calls.register(queue.keys, "w1", Fingerprint(name="tiny")))
