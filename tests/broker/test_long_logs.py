@@ -83,7 +83,10 @@ def test_a_cancelled_one_is_marked_and_ended_by_who_is_granted_it(queue: Queue, 
     assert_drained(queue)
 
 
-@pytest.mark.parametrize("script", ["lease", "heartbeat", "look", "cancel"])
+@pytest.mark.parametrize(
+    "script",
+    ["lease", *(pytest.param(name, marks=pytest.mark.long) for name in ("heartbeat", "look", "cancel"))],
+)
 @pytest.mark.parametrize("place", PLACES)
 def test_an_overdue_one_is_granted_with_its_deadline(queue: Queue, place: str, script: str) -> None:
     run: dict[str, Callable[[], object]] = {

@@ -131,15 +131,15 @@ def _made_ready(queue: Queue) -> object:
     return "ready"
 
 
-@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("connected", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("act", "answer"),
     [
         (_one, 0),
-        (_many, 2),
+        pytest.param(_many, 2, marks=pytest.mark.long),
         (_pipeline_that_raises, [None, None]),
         (_followed, ["done"]),
-        (_made_ready, "ready"),
+        pytest.param(_made_ready, "ready", marks=pytest.mark.long),
     ],
 )
 def test_a_script_that_holds_up_the_server_is_ridden_out(

@@ -323,7 +323,13 @@ STRANGE: dict[str, Step] = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+OFTEN = {"submit", "lease", "renew", "finish", "heartbeat", "cancel"}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.long) for name in SCRIPTS],
+)
 def test_what_is_of_another_type_in_the_queues_own_place_stops_nobody(queue: Queue, script: str) -> None:
     """The jobs go on, whatever the counts were; what could not be used is gone."""
     place, call = SCRIPTS[script]

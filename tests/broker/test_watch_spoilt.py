@@ -118,7 +118,7 @@ GARBAGE = [
 
 @pytest.mark.usefixtures("short_silence", "keys_broken_by_hand")
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("seen", [0, 2, 3])
+@pytest.mark.parametrize("seen", [0, pytest.param(2, marks=pytest.mark.long), 3])
 def test_garbage_in_a_log_is_made_good_from_the_result(
     queue: Queue, watch: Watch, garbage: bytes, seen: int
 ) -> None:

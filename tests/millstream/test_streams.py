@@ -31,7 +31,13 @@ def server() -> ValkeyServer:
         yield started
 
 
-@pytest.mark.parametrize("closed", CLOSED, ids="".join)
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param(closed, id="".join(closed), marks=[] if len(closed) == 3 else pytest.mark.long)
+        for closed in CLOSED
+    ],
+)
 def test_a_stream_that_is_closed_changes_no_exit_code_and_gets_no_words(
     server: ValkeyServer, closed: tuple[str, ...]
 ) -> None:
@@ -44,7 +50,9 @@ def test_a_stream_that_is_closed_changes_no_exit_code_and_gets_no_words(
         assert ("nosuch: not found" in done.stderr) == (code == 1 and "2>&-" not in closed)
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-"])
+@pytest.mark.parametrize(
+    "closed", ["<&- >&- 2>&-", *(pytest.param(one, marks=pytest.mark.long) for one in (">&-", "2>&-"))]
+)
 def test_a_worker_works_without_streams(server: ValkeyServer, closed: str) -> None:
     assert run(server, f"submit --id {len(closed)} text").returncode == 0
     done = run(server, f"worker --model dry-run:echo --burst {closed}")

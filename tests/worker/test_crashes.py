@@ -151,6 +151,7 @@ def test_a_model_process_that_hangs_loses_its_jobs(queue: Queue, workers: Worker
     assert result(queue, "j").attempt == 2
 
 
+@pytest.mark.long
 def test_a_parent_that_was_stopped_does_not_blame_its_model_process(queue: Queue, workers: Workers) -> None:
     """As on a machine that was suspended: the steps lie in the pipe, though the time to wait for one is over."""
     worker = workers.start("--step-timeout", "3").ready()
@@ -215,6 +216,7 @@ def test_a_model_process_never_outlives_its_worker(queue: Queue, workers: Worker
     worker.kill()  # asserts that the model process ends too
 
 
+@pytest.mark.long
 def test_flushall_while_idle(queue: Queue, workers: Workers) -> None:
     worker = workers.start().ready()
     said_before = len(worker.log)
