@@ -170,8 +170,8 @@ FAULTS_FOUND_LATE: dict[str, tuple[str, str, str, str]] = {
     ),
     "a marked job is leased again": (
         "lease",
-        "elseif known.cancel then",
-        "elseif false then",
+        "not (known.cancel and cancel_unowned",
+        "not (false and cancel_unowned",
         "granted though it was cancelled",
     ),
 }
