@@ -26,9 +26,7 @@ class Pool(redis.ConnectionPool):
         super().release(connection)
         with self._lock:
             idle: list[Any] = self._available_connections
-            spare = [connection] if connection in idle and not connection.is_connected else []
-            spare += idle[: max(0, len(idle) - max(KEPT, len(self._in_use_connections)))]
-            for one in dict.fromkeys(spare):
+            for one in _spare(connection, idle, len(self._in_use_connections)):
                 one.disconnect()
                 idle.remove(one)
                 self._created_connections -= 1
@@ -57,9 +55,8 @@ class AsyncPool(redis.asyncio.ConnectionPool):
             await connection.disconnect(nowait=True)
         await super().release(connection)
         idle: list[Any] = self._available_connections
-        spare = [connection] if connection in idle and not connection.is_connected else []
-        spare += idle[: max(0, len(idle) - max(KEPT, len(self._in_use_connections)))]
-        for one in dict.fromkeys(spare):
+        spare = _spare(connection, idle, len(self._in_use_connections))
+        for one in spare:
             idle.remove(one)  # before anything is awaited: nobody else may take it
         for one in spare:
             await one.disconnect(nowait=True)
@@ -74,6 +71,13 @@ class AsyncPool(redis.asyncio.ConnectionPool):
             connection.cut()
         for connection in idle:
             await connection.disconnect(nowait=True)
+
+
+def _spare(returned: Any, idle: list[Any], in_use: int) -> list[Any]:
+    """Which idle connections to close as one is taken back: that one if it is none any more, and what is too many."""
+    spare = [returned] if returned in idle and not returned.is_connected else []
+    spare += idle[: max(0, len(idle) - max(KEPT, in_use))]
+    return list(dict.fromkeys(spare))
 
 
 def shut(client: redis.Redis) -> None:

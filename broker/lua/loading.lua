@@ -4,9 +4,8 @@
 -- Again: saying it twice is saying it once.
 local FORGOTTEN_MS = 60000
 local loading = base .. 'loading'
-local now = server_ms()
-local since = string.format('%.0f', now)
-since = string.match(redis.call('HGET', loading, ARGV[2]) or '', '^%d+ (%d+) ') or since
-redis.call('HSET', loading, ARGV[2], string.format('%.0f', now) .. ' ' .. since .. ' ' .. ARGV[3])
+local now = string.format('%.0f', server_ms())
+local since = string.match(redis.call('HGET', loading, ARGV[2]) or '', '^%d+ (%d+) ') or now
+redis.call('HSET', loading, ARGV[2], now .. ' ' .. since .. ' ' .. ARGV[3])
 redis.call('PEXPIRE', loading, FORGOTTEN_MS)
 return 'ok'

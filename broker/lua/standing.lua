@@ -58,7 +58,8 @@ end
 -- When the lease of a job lapses; 0 without one.
 local function lapses_at(id) return tonumber(redis.call('ZSCORE', leases, id) or 0) end
 
--- End a job past its deadline, unless a worker holds it, which stops it then, or has to read its log. Returns how it stands, as `standing` does.
+-- End a job past its deadline, unless a worker holds it, which stops it then, or has to read its log. Returns how it
+-- stands, as `standing` does.
 local function expire(id, now)
   local known = standing(id, now)
   if not known or TERMINAL[known.state] or known.deadline == 0 or known.deadline > now then return known end
@@ -69,8 +70,7 @@ local function expire(id, now)
 end
 
 -- Cancel a job: end one that waits or whose lease has lapsed, mark one that runs and tell its owner, or the one that will
--- be granted it as its log is long. Returns what came of
--- it, and the state of one that had ended.
+-- be granted it as its log is long. Returns what came of it, and the state of one that had ended.
 local function cancel_now(id, message, now)
   local known = expire(id, now)
   if not known then return 'unknown' end

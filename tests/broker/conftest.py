@@ -9,6 +9,7 @@ import pytest
 from broker.connection import connect
 from broker.keys import Keys
 from broker.queue import Queue
+from tests.broker.watchers import Watch, watchers
 from tests.servers import RealServer
 
 
@@ -18,3 +19,9 @@ def queue(server: RealServer) -> Iterator[Queue]:
     opened = Queue(connect(server.url), Keys())
     yield opened
     opened.close()
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def watch(request: pytest.FixtureRequest, server: RealServer) -> Iterator[Watch]:
+    with watchers(server.url, request.param) as start:
+        yield start

@@ -225,13 +225,19 @@ def end_all(queue: Queue) -> list[str]:
     return [str(queue.run(calls.look(KEYS, name)).state) for name in ("good", "soon", "a")]
 
 
-def drive(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[Any]]) -> None:
+def made_and_spoilt(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[Any]]) -> Call[Any]:
+    """A call that is made while job a stands at a place, beside two good ones, and before it is spoilt."""
     queue.client.flushall()
     PLACES[place](queue)
     put(queue, "good")
     put(queue, "soon", delay_s=1800.0)
     made = call(queue)
     spoil(queue)
+    return made
+
+
+def drive(queue: Queue, place: str, spoil: Step, call: Callable[[Queue], Call[Any]]) -> None:
+    made = made_and_spoilt(queue, place, spoil, call)
     queue.run(made)
     queue.run(made)
     *good, spoilt = end_all(queue)
@@ -335,12 +341,7 @@ def test_what_is_of_another_type_in_the_queues_own_place_stops_nobody(queue: Que
     place, call = SCRIPTS[script]
     wrong = []
     for fault, spoil in STRANGE.items():
-        queue.client.flushall()
-        PLACES[place](queue)
-        put(queue, "good")
-        put(queue, "soon", delay_s=1800.0)
-        made = call(queue)
-        spoil(queue)
+        made = made_and_spoilt(queue, place, spoil, call)
         try:
             queue.run(made)
             queue.run(made)

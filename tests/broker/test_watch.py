@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,11 @@ from broker.queue import Queue
 from broker.watch import Replay
 from protocol import Choice, JobNotFound, Result, TokenEvent, encode_terminal, encode_token
 from tests.broker.steps import Worker, assert_ended_once, end, put, say, tokens
-from tests.broker.watchers import KEYS, TEXT, WORDS, Watch, Watcher, cut_subscriptions, started, watchers
+from tests.broker.watchers import KEYS, TEXT, WORDS, Watch, Watcher, cut_subscriptions, started
 from tests.servers import RealServer
 
 IN_TIME_S = 2.0
 """A watcher learns of an end no later than this, in every case."""
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def watch(request: pytest.FixtureRequest, server: RealServer) -> Iterator[Watch]:
-    with watchers(server.url, request.param) as start:
-        yield start
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,7 @@ from broker.dead_letters import dead_list, dead_requeue
 from broker.queue import Queue
 from protocol import MillstreamError
 from tests.broker.steps import Worker, end, job, say
-from tests.broker.watchers import KEYS, TEXT, WORDS, Watch, cut_subscriptions, started, watchers
-from tests.servers import RealServer
-
-
-@pytest.fixture(params=["sync", "asyncio"])
-def watch(request: pytest.FixtureRequest, server: RealServer) -> Iterator[Watch]:
-    with watchers(server.url, request.param) as start:
-        yield start
+from tests.broker.watchers import KEYS, TEXT, WORDS, Watch, cut_subscriptions, started
 
 
 @pytest.fixture
